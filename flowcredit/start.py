@@ -145,7 +145,7 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"flowcredit: the working folder cannot be used: {error.strerror}; change to another one\n")
         sys.exit(2)
-    if sys.path[0] in ("", here) and sys.path[-1] != here:
+    if sys.path[0] in ("", here) and sys.path[-1] != here and not sys.flags.safe_path:
         del sys.path[0]  # `python -c` puts the working folder first; for `-m` our `__init__.py` has moved it to the end
     if here not in sys.path:
         sys.path.append(here)

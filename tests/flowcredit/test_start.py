@@ -96,12 +96,13 @@ def test_a_file_named_like_a_library_of_python_does_not_keep_the_program_from_st
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_working_folder_on_the_python_path_stays_where_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("safe", [{}, {"PYTHONSAFEPATH": "1"}], ids=["with -m first", "with a safe path"])
+def test_a_working_folder_on_the_python_path_stays_where_it_is(safe: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     for folder, name in ((tmp_path, "Here"), (tmp_path / "elsewhere", "Elsewhere")):
         (folder / "beside.py").write_text(f"class {name}: pass\n")
     path = os.pathsep.join(map(str, (tmp_path, tmp_path / "elsewhere", ROOT)))
-    done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", PYTHONPATH=path)
+    done = flowcredit(tmp_path, "serve-rewards", "x=beside:Nothing", PYTHONPATH=path, **safe)
     assert "known: Here" in done.stderr
 
 
