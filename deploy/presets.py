@@ -202,7 +202,9 @@ def read_method(name: object) -> dict[str, Any]:
     """
     if name not in method_names():
         if str(name).endswith((".yaml", ".yml")):
-            raise ConfigError(f"method must be a name, got the file {name}: a file with `method: NAME` is a preset")
+            raise ConfigError(
+                f"method must be a name, got the file {name}: give a file with `method: NAME` as the preset"
+            )
         raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
     return yaml.safe_load((METHODS / f"{name}.yaml").read_text(encoding="utf-8"))
 

@@ -155,7 +155,7 @@ def test_an_unknown_method_is_refused_with_a_suggestion(tmp_path: Path, name: st
 
 
 def test_a_file_is_no_method_and_the_line_says_where_it_goes(tmp_path: Path) -> None:
-    told = r"^method must be a name, got the file \./mine\.yaml: a file with `method: NAME` is a preset$"
+    told = r"^method must be a name, got the file \./mine\.yaml: give a file with `method: NAME` as the preset$"
     with pytest.raises(ConfigError, match=told):
         load_config(bare(tmp_path), overrides=["method=./mine.yaml"])
 
