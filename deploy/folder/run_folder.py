@@ -387,6 +387,9 @@ def require_own(path: Path) -> None:
     is_begun = (path / CONFIG).exists() or (path / FILLING).exists()
     if not is_begun and path.exists() and not all(map(_is_beginning, path.iterdir())):
         raise RunFolderError(f"run folder {path} must be new, empty or a run's own, got one with other files")
+    for each in (path / name for name in (CHECKPOINTS, GALLERY, TRAJECTORIES, LEASE)):
+        if os.path.lexists(each) and not each.is_dir():
+            raise RunFolderError(f"{each} must be a folder, got a file: remove it, or set --run to another folder")
 
 
 def _is_beginning(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from deploy.folder.names import METRICS
-from deploy.folder.run_folder import RunFolder, open_run_folder
+from deploy.folder.run_folder import RunFolder, open_run_folder, require_usable
 from protocol.errors import LeaseLostError, RunFolderError
 from protocol.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
@@ -47,6 +48,19 @@ def state(iteration: int, size: int = 4) -> LearnerState:
     arrays = {"transformer.q.lora_A.weight": np.zeros((size, 4), np.float32)}
     adapter = Adapter(version=iteration, arrays=arrays, digest=digest_of(arrays))
     return LearnerState(iteration=iteration, adapter=adapter, optimizer={})
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "gallery", "trajectories", ".lease"])
+def test_a_file_that_takes_the_place_of_a_folder_is_named(name, tmp_path, tiny_config):
+    open_run_folder(tmp_path / "run", tiny_config()).close()
+    path = tmp_path / "run" / name
+    shutil.rmtree(path)
+    path.touch()
+    rule = f"{path} must be a folder, got a file: remove it, or set --run to another folder"
+    with pytest.raises(RunFolderError, match=re.escape(rule)):
+        open_run_folder(tmp_path / "run", tiny_config())
+    with pytest.raises(RunFolderError, match=re.escape(rule)):
+        require_usable(tmp_path / "run")
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(folder):
