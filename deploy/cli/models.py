@@ -18,7 +18,7 @@ def generate(
         Path | None, typer.Option(help="Prompt file, text or JSON lines, to generate images of each prompt.")
     ] = None,
     negative: Annotated[str, typer.Option(help="Negative prompt; takes effect if model.guidance is above 1.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="Number of images of each prompt.")] = 4,
+    count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Euler steps; default: evaluation.steps.")

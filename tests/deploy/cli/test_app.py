@@ -339,12 +339,13 @@ def test_a_circle_of_links_is_one_line(
     assert "/circle" in line and line.endswith("name another path")
 
 
-def test_more_steps_than_any_image_needs_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("option", "most"), [("--steps", "10000"), ("--count", "100000")])
+def test_more_steps_or_images_than_anyone_needs_are_refused(
+    option: str, most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_cli(monkeypatch, "generate", str(tmp_path), "x", "--steps", "9" * 23) == 2
+    assert run_cli(monkeypatch, "generate", str(tmp_path), "x", option, "9" * 23) == 2
     said = capsys.readouterr().err
-    assert "--steps" in said and "10000" in said
+    assert option in said and f"equal to {most} " in said
 
 
 INTERRUPTED = """
