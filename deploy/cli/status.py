@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
-from deploy.folder.location import found_run, runs_folder
+from deploy.folder.location import found_run, is_folder_of_runs, runs_folder
 from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
 
@@ -60,7 +60,9 @@ def serve(
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="A run folder or a run's name; default: list all runs.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="A run folder or a run's name; default, or a folder of runs: list them.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
     board: BoardOption = None,
     is_json: IsJson = False,
@@ -98,7 +100,7 @@ def status(
                 live.update(await shown(source, name), refresh=True)
                 await asyncio.sleep(1.0)
 
-    _with_source(run, board, go)
+    _with_source(run, board, go, lists=True)
 
 
 def scale(
@@ -171,7 +173,10 @@ async def _outcome(source: Any, run: str, command: str) -> str:
     return f"{found.state}: {found.message}"
 
 
-def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | None], Awaitable[None]]) -> None:
+def _with_source(
+    run: str | None, board: str | None, go: Callable[[Any, str | None], Awaitable[None]], *, lists: bool = False
+) -> None:
+    """Run `go` with the source and the name of a run; None for all, also for a folder of runs if `lists`."""
     from deploy.api.source import open_source
     from protocol.status import run_id_of
 
@@ -181,7 +186,10 @@ def _with_source(run: str | None, board: str | None, go: Callable[[Any, str | No
         where, name = str(runs_folder()), None
     else:
         folder = found_run(run)
-        where, name = str(folder), run_id_of(folder.resolve().name)
+        has_many = is_folder_of_runs(folder)
+        if has_many and not lists:
+            raise RunFolderError(f"{run} is a folder of runs: name one of them; `flowcredit status {run}` lists them")
+        where, name = str(folder), None if has_many else run_id_of(folder.resolve().name)
 
     async def opened() -> None:
         source = open_source(where)

@@ -99,6 +99,11 @@ def found_run(run: str) -> Path:
     return folder
 
 
+def is_folder_of_runs(folder: Path) -> bool:
+    """Tell whether a folder is no run itself, but a run is in it."""
+    return not (folder / CONFIG).is_file() and any(folder.glob(f"*/{CONFIG}"))
+
+
 def stop_grace_s() -> int:
     """Return the seconds between `ray job stop` and Ray's kill of this job's process."""
     given = os.environ.get(STOP_VARIABLE, "")

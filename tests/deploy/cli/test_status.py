@@ -65,6 +65,16 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
 
 
+def test_status_lists_a_folder_of_runs_and_a_command_asks_for_one_of_them(ended, monkeypatch, capsys):
+    runs = str(ended.parent)
+    code, out, _ = cli(monkeypatch, capsys, "status", runs)
+    assert code == 0 and out.split()[:2] == ["run", "phase"] and "mine" in out
+    assert [each["run"] for each in json.loads(cli(monkeypatch, capsys, "status", runs, "--json")[1])] == ["mine"]
+    code, _, err = cli(monkeypatch, capsys, "pause", runs)
+    assert code == 2
+    assert err == (f"flowcredit: {runs} is a folder of runs: name one of them; `flowcredit status {runs}` lists them\n")
+
+
 def test_a_narrow_terminal_keeps_every_actor_s_name_and_time_on_one_line():
     kinds = ("learner", "rollout", "reward/geneval")
     told = {"state": "idle", "node": "vm", "adapter_version": 32, "adapter_digest": "e1c17866c690", "last_seen": 5.0}
