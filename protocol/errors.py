@@ -6,6 +6,8 @@ mistake: one line on stderr, exit code 2, nothing written.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+from traceback import walk_tb
 
 
 class FlowcreditError(Exception):
@@ -29,10 +31,25 @@ def _message(error: object) -> str:
         return ""
 
 
-def named_line(error: BaseException) -> str:
-    """Return an exception of foreign code as one bounded line that begins with its type's name."""
+def named_line(error: BaseException, file: str | None = None) -> str:
+    """Return an exception of foreign code as one bounded line that begins with its type's name.
+
+    Args:
+        error: the exception.
+        file: the code's file, as its frames name it; the line ends with the exception's line there, as that of a
+            SyntaxError does.
+
+    Returns:
+        A line such as `KeyError: 'red' (mine.py, line 12)`.
+    """
     name, line = type(error).__name__, one_line(error)
-    return name if line == name else f"{name}: {line}"
+    return (name if line == name else f"{name}: {line}") + line_in(error, file)
+
+
+def line_in(error: BaseException, file: str | None) -> str:
+    """Return ` (mine.py, line 12)` for the last frame of an exception in this file; empty if none is there."""
+    numbers = [number for frame, number in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return f" ({Path(file).name}, line {numbers[-1]})" if file and numbers else ""
 
 
 def reason_of(error: Exception) -> str:

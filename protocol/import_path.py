@@ -36,6 +36,17 @@ def file_of(path: str) -> Path | None:
     return resolve(source).absolute() if source.endswith(".py") and class_name.isidentifier() else None
 
 
+def foreign_file(path: str) -> str | None:
+    """Return the file of a class that is not flowcredit's own, as its frames name it; None before it is imported."""
+    file = file_of(path)
+    return str(file) if file else foreign_module(path.partition(":")[0])
+
+
+def foreign_module(name: str) -> str | None:
+    """Return the file of a module that is not flowcredit's own; None if it is, or has none, or is not imported."""
+    return None if name.partition(".")[0] in PACKAGES else getattr(sys.modules.get(name), "__file__", None)
+
+
 def whole_path(path: str) -> str:
     """Make a file in `path` absolute, for a process with another working folder; other forms stay."""
     file = file_of(path)
@@ -58,7 +69,7 @@ def _load(file: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, ImportError) or not isinstance(error, Exception | SystemExit):
             raise
-        raise ConfigError(f"file {file} cannot be run: {named_line(error)}") from error
+        raise ConfigError(f"file {file} cannot be run: {named_line(error, str(file))}") from error
     return module
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from protocol.errors import FlowcreditError, ScorerError, named_line, suggest
-from protocol.import_path import find_class
+from protocol.errors import FlowcreditError, ScorerError, line_in, named_line, suggest
+from protocol.import_path import find_class, foreign_file
 
 
 def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> Any:
@@ -33,7 +33,8 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
         try:
             return cls(**args)
         except (TypeError, ValueError) as error:
-            raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}") from error
+            where = line_in(error, foreign_file(path))
+            raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}{where}") from error
 
 
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
@@ -108,4 +109,4 @@ def explained(failure: str, path: str, extra: str | None = None) -> Iterator[Non
         remedy = f"pip install -e '.[{extra}]'" if extra else "install the library it needs"
         raise ScorerError(f"{path} cannot be loaded: {error}; {remedy}") from error
     except (Exception, SystemExit) as error:
-        raise ScorerError(f"{failure}: {named_line(error)}") from error
+        raise ScorerError(f"{failure}: {named_line(error, foreign_file(path))}") from error

@@ -9,14 +9,17 @@ import inspect
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from traceback import format_exception
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from protocol.config.reward import RewardConfig
-from protocol.errors import ContractError, ScorerError, breaks_gpu, named_line, suggest
+from protocol.errors import ContractError, ScorerError, breaks_gpu, line_in, named_line, suggest
+from protocol.import_path import foreign_module
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.loading import build_from_path, explained, load_class
@@ -174,7 +177,8 @@ def _registered(spec: str) -> Registered:
 class CheckedScorer:
     """Wraps a scorer and checks every request and every answer against the contract.
 
-    It is a `Scorer` itself, and keeps no state between calls.
+    It is a `Scorer` itself, and keeps no state between calls, except for its log: each kind of exception is logged with
+    its traceback once, and `failure` is the newest of these tracebacks.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -185,6 +189,10 @@ class CheckedScorer:
         self.low: float = scorer.low
         self.high: float = scorer.high
         self.sees: Literal["image", "group"] = getattr(scorer, "sees", "image")
+        self.failure = ""
+        """Traceback of the newest kind of exception that it raised."""
+        self._failures: Counter[str] = Counter()
+        self._file = foreign_module(type(scorer).__module__)
         self.is_replaceable = False
         """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
@@ -212,9 +220,19 @@ class CheckedScorer:
         began = time.perf_counter()
         scores, error = self._ask_around_failures(read_only, prompts, metadata)
         if error is not None:
-            missing = int((~scores.valid).sum())
-            logger.warning("scorer %s raised: %d of %d images missing", self.name, missing, len(images), exc_info=error)
+            self._log(error, missing=int((~scores.valid).sum()), images=len(images))
         return replace(scores, seconds=time.perf_counter() - began)
+
+    def _log(self, error: BaseException, *, missing: int, images: int) -> None:
+        """Log an exception with its traceback, but one of the same type at the same line only with its number."""
+        kind = type(error).__name__ + line_in(error, self._file)
+        self._failures[kind] += 1
+        said = f"scorer {self.name} raised {named_line(error, self._file)}: {missing} of {images} images missing"
+        if self._failures[kind] > 1:
+            logger.info("%s (number %d of its kind)", said, self._failures[kind])
+            return
+        self.failure = "".join(format_exception(error))
+        logger.warning("%s", said, exc_info=error)
 
     def _ask_around_failures(
         self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
@@ -239,7 +257,7 @@ class CheckedScorer:
                 errors.append(error)
             size = rows.stop - rows.start
             if size == 1 or self.sees == "group":
-                return Scores.missing(size, f"{self.name}: {named_line(errors[-1])}")
+                return Scores.missing(size, f"{self.name}: {named_line(errors[-1], self._file)}")
             middle = rows.start + size // 2
             return joined([scored(slice(rows.start, middle)), scored(slice(middle, rows.stop))])
 

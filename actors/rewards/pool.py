@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import ray
 
 from actors.pool.alike import require_same_facts
-from actors.pool.calls import HEARTBEAT, ActorHandle, Alive, Member, answer
+from actors.pool.calls import GROUP, HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
 from actors.pool.restarts import backoff_s
@@ -25,7 +26,7 @@ from actors.rewards.queue import RewardQueue
 from flowcredit.code import CODE, code_digest
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
-from protocol.errors import FlowcreditError
+from protocol.errors import FlowcreditError, ScorerError
 from protocol.files import sha256_of
 from protocol.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
@@ -65,6 +66,11 @@ class RewardActor(Alive):
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt that cannot be scored."""
         self._scorer.check(prompts)
+
+    @ray.method(concurrency_group=GROUP)
+    def failure(self) -> str:
+        """Return the traceback of the scorer's newest kind of exception; empty if it has not raised."""
+        return self._scorer.failure
 
     def score(self, pieces: Sequence[Piece], *images: np.ndarray) -> Scores:
         """Score the pieces in their order; `images` holds each piece's array uint8 [I, H, W, 3]."""
@@ -123,6 +129,7 @@ class RewardPool:
         )
         self._paused_s = 0.0
         self._worked = -math.inf
+        self._has_traceback = False
         self._paused_since: float | None = None
         self._renewing = asyncio.Lock()
 
@@ -163,8 +170,8 @@ class RewardPool:
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
-        self._tally.add(scores)
         settled = settle(self.name, self._config, scores)
+        self._tally.add(scores)  # an error above says it all
         self.missing += int((~settled.valid).sum())
         self.dropped += settled.voids_group
         return settled
@@ -191,7 +198,18 @@ class RewardPool:
         return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
 
     async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
-        return await self._answer(actor.score.remote(pieces, *images), actor=actor)
+        scores: Scores = await self._answer(actor.score.remote(pieces, *images), actor=actor)
+        if not self._has_traceback and not scores.valid.all():
+            with suppress(ActorFailedError):
+                await self._log_traceback(actor, next(filter(None, scores.reasons)))
+        return scores
+
+    async def _log_traceback(self, actor: ActorHandle, reason: str) -> None:
+        """Bring the traceback of the scorer's first exception into this process's log."""
+        text: str = await self._answer(actor.failure.remote())
+        if text and not self._has_traceback:
+            self._has_traceback = True
+            log.warning("the scorer of reward %s raised: %s", self.name, reason, exc_info=ScorerError(text))
 
     async def _tried(self, images: ImagesHandle, pieces: Sequence[Piece]) -> Scores:
         """Score all pieces at once, each up to `tries` times, and join the scores."""

@@ -32,6 +32,8 @@ from protocol.ports import Metrics
 from protocol.status import Condition
 
 log = logging.getLogger(__name__)
+RUN_FAILED = "RunFailed"
+"""Reason of a condition that ends the run: its message is also the last line of the run on the terminal."""
 IN_JOURNAL = "is_in_journal"
 """Attribute of the log records of conditions and events: the listeners have received them already."""
 

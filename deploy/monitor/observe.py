@@ -15,7 +15,7 @@ from deploy.folder.run_folder import RunFolder
 from deploy.monitor.board_link import BoardLink
 from deploy.monitor.control import Control
 from deploy.monitor.heartbeat import Heartbeat
-from deploy.monitor.journal import RunJournal, harmless
+from deploy.monitor.journal import RUN_FAILED, RunJournal, harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.summary import line_of
@@ -91,7 +91,7 @@ class Observed(Observer):
         else:
             reporter.phase = "failed"
             if guard := guard_of(error):
-                self._journal.condition(f"Guard/{guard}", holds=False, reason="Broken", message=str(error))
+                self._journal.condition(f"Guard/{guard}", holds=False, reason=RUN_FAILED, message=str(error))
             reporter.event(f"the run failed: {one_line(error)}", "error")
         with harmless("the status of the ended run"):
             self.control.end(is_saved=reporter.is_saved)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from deploy.monitor.journal import Listener, is_news
+from deploy.monitor.journal import RUN_FAILED, Listener, is_news
 from deploy.monitor.summary import TREND, eta_s, gains_of, span
 from learner.loop.evaluate import Evaluation
 from protocol.errors import reason_of
@@ -115,8 +115,8 @@ class Progress(Listener):
         self._bar = None
 
     def condition(self, now: Condition, before: Condition | None) -> None:
-        """Show a condition if it has changed."""
-        if is_news(now, before):
+        """Show a condition if it has changed; what ends the run is shown as its error."""
+        if is_news(now, before) and now.reason != RUN_FAILED:
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:

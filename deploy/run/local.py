@@ -226,14 +226,14 @@ class LocalFleet(Mixture):
                 return joined([scorer.score(images[cut], prompts[cut], own[cut]) for cut in cuts])
 
             scores = await self._run(f"reward/{name}", score)
-            if name in self._tallies:
-                self._tallies[name].add(scores)
             if config.on_failure == "pause" and not scores.valid.any():
                 raise RewardError(
                     f"reward {name} has no score for any of {len(prompts)} images: {scores.reasons[0]}; with --local"
                     f" nothing replaces a scorer during a pause: fix it, or set rewards.{name}.on_failure to missing"
                 )
             answers[name] = settle(name, config, scores)
+            if name in self._tallies:  # an error above says it all
+                self._tallies[name].add(scores)
         return answers
 
     async def _run(self, name: str, work: Callable[[], Result]) -> Result:

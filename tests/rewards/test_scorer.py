@@ -177,13 +177,63 @@ def test_one_prompt_for_all_images_is_not_guessed_at() -> None:
         door.score(IMAGES, ["a", "b"], {"tag": 1, "include": 2})  # type: ignore[arg-type]
 
 
+HELPED = """
+class Mine:
+    name, low, high = "mine", 0.0, 1.0
+
+    @staticmethod
+    def check(prompts):
+        pass
+
+    def score(self, images, prompts, metadata):
+        return helped(prompts)
+
+
+def helped(prompts):
+    return {}[prompts[0]]
+"""
+
+
+def test_an_exception_names_the_line_in_the_user_s_file_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "mine.py").write_text(HELPED)
+    scorer = build_scorer(f"{tmp_path}/mine.py:Mine")
+    for _ in range(3):
+        assert (
+            scorer.score(IMAGES, ["red", "red"], [{}, {}]).reasons == ("mine: KeyError: 'red' (mine.py, line 14)",) * 2
+        )
+    first, *others = caplog.records
+    assert first.exc_info and "in helped" in scorer.failure
+    said = "scorer mine raised KeyError: 'red' (mine.py, line 14): 2 of 2 images missing"
+    assert first.getMessage() == said
+    assert [each.getMessage() for each in others] == [f"{said} (number {number} of its kind)" for number in (2, 3)]
+    assert not any(each.exc_info for each in others)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\nraise ValueError('no')", "cannot be run: ValueError: no (mine.py, line 2)"),
+        ("class Mine:\n def __init__(self):\n  int('x')", "base 10: 'x' (mine.py, line 3)"),
+        ("class Mine:\n def __init__(self):\n  {}['x']", "with the arguments {}: KeyError: 'x' (mine.py, line 3)"),
+    ],
+)
+def test_a_mistake_in_the_user_s_file_names_its_line(text: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InputError) as raised:
+        build_scorer(f"{tmp_path}/mine.py:Mine")
+    assert str(raised.value).endswith(line)
+
+
 def test_an_exception_becomes_missing_scores_never_zero() -> None:
     def fail() -> Scores:
         raise ValueError("broken\nimage")
 
     scores = ask(fail)
     assert np.isnan(scores.values).all() and not scores.valid.any()
-    assert scores.reasons == ("fixed: ValueError: broken image",) * 2
+    assert {each.partition(" (")[0] for each in scores.reasons} == {"fixed: ValueError: broken image"}
 
 
 @pytest.mark.parametrize(("message", "is_raised"), [("CUDA error: misaligned", True), ("CUDA out of memory", False)])
@@ -192,7 +242,8 @@ def test_what_breaks_the_gpu_is_raised_where_another_process_can_take_over(messa
         raise RuntimeError(message)
 
     scorer = CheckedScorer(FixedScorer(fail))
-    assert scorer.score(IMAGES, ["a", "b"], [{}, {}]).reasons == (f"fixed: RuntimeError: {message}",) * 2
+    for reason in scorer.score(IMAGES, ["a", "b"], [{}, {}]).reasons:
+        assert reason.startswith(f"fixed: RuntimeError: {message} (test_scorer.py, line ")
     scorer.is_replaceable = True
     with pytest.raises(RuntimeError, match=message) if is_raised else nullcontext():
         assert not scorer.score(IMAGES, ["a", "b"], [{}, {}]).valid.any()

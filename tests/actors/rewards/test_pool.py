@@ -231,6 +231,21 @@ def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_confi
         run(pools(tiny_config, on_failure="fail"), request)
 
 
+def test_a_scorer_that_raises_shows_its_line_and_its_traceback_is_in_the_log_of_the_run_once(
+    tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = pools(tiny_config, tries=1, args={"needs": str(tmp_path / "never")})
+    for scores in run(source, *[([1, 2], [{}, {}])] * 3):
+        assert scores.reasons[0].startswith("moody: ConnectionError: down (test_pool.py, line ")
+    (told,) = [record for record in caplog.records if record.exc_info]
+    assert told.getMessage().startswith("the scorer of reward moody raised: moody: ConnectionError: down (test_pool.py")
+    assert 'raise ConnectionError("down")' in str(told.exc_info)
+    failing = pools(tiny_config, told_last := Told(), tries=1, on_failure="fail", args={"needs": "/never"})
+    with pytest.raises(RewardError, match=r"after a try: moody: ConnectionError: down \(test_pool.py, line \d+\);"):
+        run(failing, ([1], [{}]))
+    assert not told_last.messages, "the error says it all"
+
+
 def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     needs = tmp_path / "up"
@@ -254,7 +269,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
 
     scores, reason = asyncio.run(asyncio.wait_for(scenario(), 300))
     assert scores.values.tolist() == [7, 7, 7]
-    assert reason == "moody: ConnectionError: down"
+    assert reason.startswith("moody: ConnectionError: down (test_pool.py, line ")
     reward = source.rewards["moody"]
     assert source.statuses()[0].trouble == ""
     assert reward.paused_because == "" and reward.paused_s >= 0.2 and reward.missing == 0

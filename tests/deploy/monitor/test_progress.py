@@ -7,7 +7,9 @@ import os
 
 import pytest
 
+from deploy.monitor.journal import RUN_FAILED
 from deploy.monitor.progress import Progress
+from protocol.status import Condition
 
 
 class Broken(io.StringIO):
@@ -35,3 +37,11 @@ def test_a_lost_output_is_one_line_of_the_log_and_ends_no_run(
             progress.say(text)
     assert stream.getvalue() == "first\n"
     assert caplog.messages == [f"the output of this run cannot be written any more ({os.strerror(number)}); it goes on"]
+
+
+def test_what_ends_a_run_is_shown_by_its_error_only(capsys: pytest.CaptureFixture[str]) -> None:
+    ends = Condition(type="Guard/contract", status="False", reason=RUN_FAILED, message="no score", since=0.0)
+    Progress().condition(ends, None)
+    assert not capsys.readouterr().out
+    Progress().condition(ends.model_copy(update={"reason": "Broken"}), None)
+    assert capsys.readouterr().out == "no score\n"
