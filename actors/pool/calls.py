@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -34,6 +35,7 @@ from protocol.errors import ShardLostError, breaks_gpu, named_line, one_line
 from protocol.messages import Adapter
 from protocol.status import ActorState, ActorStatus
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 ActorHandle = Any
 """A Ray actor; its methods are not typed here."""
@@ -107,16 +109,39 @@ async def answer(
     except ObjectLostError as error:
         raise ShardLostError(one_line(error)) from error
     except GONE as error:
-        raise ActorFailedError(_death(error)) from error
+        log.info("an actor failed; Ray says: %s", error)
+        raise ActorFailedError(death(error)) from error
     finally:
         call.cancel()
 
 
-def _death(error: Exception) -> str:
-    """Say why an actor is dead. If it could not start, Ray's traceback ends with the reason."""
+def death(error: Exception) -> str:
+    """Say in one short line why an actor is dead, from Ray's long text.
+
+    Args:
+        error: one of `GONE`.
+
+    Returns:
+        The reason that Ray knows, where the process ran, and its id; if the actor could not start, the last line of its
+        traceback; the whole text as one bounded line if nothing in it is known.
+    """
     text = str(error).strip()
-    found = re.search(r"in its creation task.*?\bip=([^\s,)]+)", text)
-    return one_line(f"it could not start on {found[1]}: {text.splitlines()[-1]}" if found else error)
+    if found := re.search(r"in its creation task.*?\bip=([^\s,)]+)", text):
+        return one_line(f"it could not start on {found[1]}: {text.splitlines()[-1]}")
+    if "running low on memory" in text or isinstance(error, OutOfMemoryError):
+        used = re.search(r"running was (\S+ ?/ ?\S+)", text)
+        return "Ray ended it because its node ran out of memory" + (f" ({used[1]})" if used else "")
+    pid, ip = (re.search(rf"^\s*{name}: (\S+)", text, re.MULTILINE) for name in ("pid", "ip"))
+    where = (f" {pid[1]}" if pid else "") + (f" on {ip[1]}" if ip else "")
+    if "ray.kill" in text:
+        return f"`ray.kill` ended its process{where}"
+    if isinstance(error, NodeDiedError) or "node has died" in text:
+        return "its node died" + (f": {ip[1]}" if ip else "")
+    if found := re.search(r"Worker exit type: (\w+)", text):
+        code = re.search(r"(?:exit code|signal) \d+", text)
+        cause = code[0] if code else "it crashed or was killed, perhaps because its node ran out of memory"
+        return f"its process{where} died ({found[1]}): {cause}"
+    return one_line(error)
 
 
 async def _until_done(call: "asyncio.Future[Any]", *, timeout_s: float, actor: Any, heartbeat_s: float | None) -> None:

@@ -209,7 +209,8 @@ class ActorPool:
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
         """Count a failed actor; return the seconds to wait before its successor."""
         reason = one_line(error)
-        log.warning("%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
+        level = logging.INFO if self._on_failure else logging.WARNING  # whoever is told makes it an event
+        log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
         if self._on_failure:
             self._on_failure(handle, reason)
         try:
