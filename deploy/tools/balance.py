@@ -127,16 +127,16 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
     now = balance_of(config, counts)
     yield (
         f"in an iteration each of {now.actors} rollout actors makes {now.rollout:.0f} forwards, and each of"
-        f" {now.workers} learner workers does the work of {now.update:.0f}"
+        f" {now.workers} learner workers works as long as {now.update:.0f} forwards take"
     )
     waits = now.waits()
-    parts = " and ".join(f"{side} {share:.0%}" for side, share in waits.items())
+    parts = ", ".join(f"the {side} wait {share:.0%} of the time" for side, share in waits.items())
     how = "work at the same time" if now.overlaps else "take turns"
     if config.cluster.is_colocated:
-        yield f"each rollout actor takes turns with its learner worker on one GPU and waits: {parts} of the time"
+        yield f"each rollout actor takes turns with its learner worker on one GPU: {parts}"
         yield from _separation(config, counts, now)
     else:
-        yield f"the sides {how} and wait for each other: {parts} of the time"
+        yield f"rollout actors and learner workers {how}: {parts}"
         yield from _changes(config, counts, now)
     if tflops:
         each_s, decoding_s = (flops / (tflops * 1e12) for flops in (counts.forward_flops, counts.decoding_flops))
@@ -146,9 +146,12 @@ def advice(config: RunConfig, counts: Evaluations, *, tflops: float | None = Non
         gpus = now.actors if config.cluster.is_colocated else now.actors * rollout + now.workers * learner
         hours = seconds * gpus / 3600
         yield (
-            f"at {tflops:.3g} TFLOP/s a forward takes {each_s:.3g} s: an iteration takes {seconds:.3g} s or more,"
-            f" {decoding_s / now.actors:.3g} s of it for decoding, and {hours:.2g} GPU-hours of rollout and learner;"
-            f" all {config.iterations} iterations take {config.iterations * hours:.3g} GPU-hours"
+            f"at {tflops:.3g} TFLOP/s a forward takes {each_s:.3g} s, and an iteration takes {seconds:.3g} s or more,"
+            f" {decoding_s / now.actors:.3g} s of it to decode images"
+        )
+        yield (
+            f"rollout and learner together take {hours:.2g} GPU-hours an iteration, and"
+            f" {config.iterations * hours:.3g} GPU-hours for all {config.iterations} iterations"
         )
 
 
@@ -156,19 +159,20 @@ def _changes(config: RunConfig, counts: Evaluations, now: Balance) -> Iterator[s
     held = balance_of(config, counts, overlaps=True)
     saved = 1 - held.iteration / now.iteration
     if saved > ENOUGH:
-        yield f"group.max_lag=1 would let them work at the same time: an iteration would be {saved:.0%} shorter"
+        yield f"faster: with group.max_lag=1 they work at the same time, and an iteration is {saved:.0%} shorter"
     bundles = best_bundles(config, counts)
     saved = 1 - bundles.iteration / now.iteration
     if saved > ENOUGH:
         yield (
-            f"cluster.layout=colocated with {bundles.actors} bundles, cluster.rollout_actors={bundles.actors} and"
-            f" cluster.learner.workers={bundles.workers}, would make it {saved:.0%} shorter, without a lag"
+            f"faster: with cluster.layout=colocated, cluster.rollout_actors={bundles.actors} and"
+            f" cluster.learner.workers={bundles.workers} ({bundles.actors} bundles of both on one GPU) an iteration is"
+            f" {saved:.0%} shorter, without a lag"
         )
     best = best_split(config, counts)
     if best and (saved := 1 - best.iteration / held.iteration) > ENOUGH:
         yield (
-            f"working at the same time, cluster.rollout_actors={best.actors} and cluster.learner.workers={best.workers}"
-            f" would make it {saved:.0%} shorter with as many actors"
+            f"faster: if they work at the same time, cluster.rollout_actors={best.actors} and"
+            f" cluster.learner.workers={best.workers} make an iteration {saved:.0%} shorter with as many actors"
         )
     elif held.update > held.rollout:
         yield "more rollout actors would not help: the learner is the slower side"
@@ -180,6 +184,6 @@ def _separation(config: RunConfig, counts: Evaluations, now: Balance) -> Iterato
     best = best_split(config, counts)
     if best and (saved := 1 - best.iteration / now.iteration) > ENOUGH:
         yield (
-            f"cluster.layout=separate with group.max_lag=1, cluster.rollout_actors={best.actors} and"
-            f" cluster.learner.workers={best.workers} would make an iteration {saved:.0%} shorter"
+            f"faster: with cluster.layout=separate, group.max_lag=1, cluster.rollout_actors={best.actors} and"
+            f" cluster.learner.workers={best.workers} an iteration is {saved:.0%} shorter"
         )

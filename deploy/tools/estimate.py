@@ -89,13 +89,19 @@ class Estimate:
         """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
-            f"an iteration rolls out {counts.trajectories} trajectories and scores {counts.images} images:"
-            f" {counts.rollout} velocity evaluations"
+            f"an iteration rolls out {counts.trajectories} trajectories and scores {counts.images} images; for this the"
+            f" transformer makes {counts.rollout} forwards (a forward: one latent goes through it once)"
         )
-        yield f"it trains at most {counts.pairs} pairs, which cost as much as {counts.learner} evaluations"
-        yield f"the adapter has {self.trained / 1e6:.2f} M numbers"
+        yield (
+            f"then the learner trains on at most {counts.pairs} denoising steps of these trajectories; this costs as"
+            f" much as {counts.learner} forwards"
+        )
+        yield f"the adapter (LoRA) has {self.trained / 1e6:.2f} million numbers to train"
         if self.shared:
-            yield f"both on one GPU (cluster.layout colocated) take about {self.shared / GIB:.1f} GiB at the peak"
+            yield (
+                "a rollout actor and a learner worker share one GPU (cluster.layout=colocated); together they take"
+                f" about {self.shared / GIB:.1f} GiB of it at the peak"
+            )
 
 
 def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:

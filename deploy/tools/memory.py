@@ -24,6 +24,25 @@ PROCESS = {
 """Bytes of a process with its libraries before it loads anything (Linux, CPU build of torch): the first two as
 `python -m benchmarks.speed.memory` prints them, the others after their imports. A scorer may import torch too."""
 
+SHOWN = {
+    "object store": "all object stores (Ray's shared memory)",
+    "transformer": "the transformer's weights",
+    "text encoders": "the text encoders' weights",
+    "context": "CUDA itself",
+    "largest step": "the largest forward or decoding",
+    "forward and backward": "the forward and backward of a batch",
+    "gradients of its lanes": "the gradients",
+    "adapters and optimizer": "adapters and the optimizer's state",
+}
+"""The words that a line shows for a role or a part, where its name says too little."""
+
+
+def _size(size: int) -> str:
+    """Return bytes in GiB, less than a tenth of it in MiB."""
+    if size >= GIB / 10:
+        return f"{size / GIB:.2f} GiB"
+    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
+
 
 @dataclass(frozen=True)
 class RoleMemory:
@@ -41,10 +60,15 @@ class RoleMemory:
         """Return the memory as a line of text."""
         parts = self.gpu or {part: size for part, size in self.host.items() if part != "process"}
         name, size = max(parts.items(), key=lambda part: part[1])
-        gpu = f"GPU {sum(self.gpu.values()) / GIB:.2f}, " if self.gpu else ""
-        held = f"{gpu}host {sum(self.host.values()) / GIB:.2f} GiB"
+        gpu = f"GPU {_size(sum(self.gpu.values()))}, " if self.gpu else ""
+        libraries = 0 if self.gpu else self.host.get("process", 0)
+        of_it = f" ({_size(libraries)} of it libraries)" if libraries else ""
         apart = f", {self.uncounted} not counted" if self.uncounted else ""
-        return f"peak memory, {self.role}: {held}{apart}; the largest part is {name} {size / GIB:.2f}"
+        beside = " on the GPU" if self.gpu else " besides libraries" if libraries else ""
+        return (
+            f"peak memory, {SHOWN.get(self.role, self.role)}: {gpu}host {_size(sum(self.host.values()))}{of_it}{apart};"
+            f" the largest part{beside}: {SHOWN.get(name, name)}, {_size(size)}"
+        )
 
 
 def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:

@@ -188,7 +188,8 @@ def test_a_role_on_a_gpu_has_two_memories_and_on_a_cpu_one(tiny_config: Config) 
     assert rollout.gpu == found.rollout and learner.gpu == found.learner
     assert "context" in rollout.gpu and "process" in rollout.host
     assert rollout.line().startswith("peak memory, rollout actor: GPU 0.8")
-    assert "the largest part is context" in rollout.line()
+    assert rollout.line().endswith("; the largest part on the GPU: CUDA itself, 0.80 GiB")
+    assert "(0.11 GiB of it libraries)" in reward.line() and "besides libraries: images, " in reward.line()
 
 
 def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_config: Config) -> None:
