@@ -42,7 +42,7 @@ def show_run(status: RunStatus) -> RenderableType:
     facts.add_row("health", status.health)
     left = f", {span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
-    trend = "" if rewards.trend is None else f"  ({rewards.trend:+.3f} in 10 iterations)"
+    trend = "" if rewards.trend is None else f"  ({number(rewards.trend, '+.3f')} in 10 iterations)"
     if rewards.now is not None:
         facts.add_row("reward", f"{number(rewards.now)}{trend}")
     for name, value in rewards.components.items():

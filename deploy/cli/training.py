@@ -91,6 +91,7 @@ def program() -> str:
 
 def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
     from deploy.monitor.progress import Progress, terminal
+    from deploy.monitor.summary import number
     from deploy.run.run import run_training
 
     progress = Progress(terminal(drop_output))
@@ -99,7 +100,7 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
-        progress.say(f"held-out score before {outcome.before:.3f}, after {outcome.after:.3f}")
+        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import RUN_FAILED, Listener, is_news
-from deploy.monitor.summary import TREND, eta_s, gains_of, span
+from deploy.monitor.summary import TREND, eta_s, gains_of, number, span
 from learner.loop.evaluate import Evaluation
 from protocol.errors import reason_of
 from protocol.status import Condition
@@ -122,10 +122,10 @@ class Progress(Listener):
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
         """Show a finished iteration: reward, mean size of a gain, KL, seconds by stage, time left."""
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
-        numbers = f"reward {line['reward/mean']:.3f}"
+        numbers = f"reward {number(line['reward/mean'])}"
         gains = [value for value in gains_of(line).values() if value is not None]
         if gains and self._has_gains:
-            numbers += f", |gain| {fmean(gains):.3f}"
+            numbers += f", |gain| {number(fmean(gains))}"
         if (divergence := line.get("train/approx_kl")) is not None:
             numbers += f", KL {divergence:.2g}"
         numbers += f" ({seconds})"
@@ -141,11 +141,15 @@ class Progress(Listener):
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Show the result of an evaluation."""
-        by_tag = ", ".join(f"{tag} {value:.2f}" for tag, value in evaluation.by_tag.items())
+        by_tag = ", ".join(f"{tag} {number(value, '.2f')}" for tag, value in evaluation.by_tag.items())
         scorers = {name: mean for name, mean in evaluation.readings.items() if "/" not in name}
-        readings = "; " + ", ".join(f"{name} {mean:.2f}" for name, mean in scorers.items()) if len(scorers) > 1 else ""
+        readings = (
+            "; " + ", ".join(f"{name} {number(mean, '.2f')}" for name, mean in scorers.items())
+            if len(scorers) > 1
+            else ""
+        )
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
         self.say(
-            f"held-out score at iteration {iteration}: {evaluation.score:.3f}"
+            f"held-out score at iteration {iteration}: {number(evaluation.score)}"
             f" ({by_tag}{readings}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
         )

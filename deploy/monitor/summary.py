@@ -16,6 +16,8 @@ GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
 STAGE = "seconds/"
 TRAINED = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
 """The `train/…` metrics in a status."""
+ROUNDING = 1e-12
+"""A number up to this size may be the rounding of a difference, and is shown as 0."""
 Values = Mapping[str, float | None]
 
 
@@ -95,8 +97,20 @@ def values_of(status: RunStatus) -> dict[str, float | None]:
 
 
 def number(value: float | None, form: str = ".3f") -> str:
-    """Write a number for people; `none` if it is missing or not finite."""
-    return "none" if value is None or not math.isfinite(value) else f"{value:{form}}"
+    """Write a number for people.
+
+    Args:
+        value: the number.
+        form: how it is formatted.
+
+    Returns:
+        Such as `0.125`; `none` if it is missing or not finite; `2.3e-04` if it is not 0 but would be shown as 0.
+    """
+    if value is None or not math.isfinite(value):
+        return "none"
+    text = f"{value:{form}}"
+    is_small = abs(value) > ROUNDING and float(text) == 0
+    return f"{value:{'+' if form.startswith('+') else ''}.1e}" if is_small else text
 
 
 def span(seconds: float) -> str:

@@ -76,6 +76,23 @@ def test_gains_and_stages_are_found_by_their_names():
 
 
 @pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (0.125, ".3f", "0.125"),
+        (2.3e-4, ".3f", "2.3e-04"),
+        (-2.3e-4, "+.3f", "-2.3e-04"),
+        (2.3e-4, "+.3f", "+2.3e-04"),
+        (0.0, ".3f", "0.000"),
+        (5.6e-17, "+.3f", "+0.000"),
+        (0.0006, ".3f", "0.001"),
+        (None, ".3f", "none"),
+    ],
+)
+def test_a_small_number_is_not_shown_as_zero(value: float | None, form: str, text: str) -> None:
+    assert overview.number(value, form) == text
+
+
+@pytest.mark.parametrize(
     ("name", "run"),
     [("mine", "mine"), ("my run", "my-run"), (".hidden", "hidden"), ("äöü", "run"), ("a" * 200, "a" * 100)],
 )
