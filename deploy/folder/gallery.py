@@ -47,6 +47,8 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
 def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
     """Write `before_after.png`: the images of two evaluations side by side, each pair from the same noise.
 
+    The pairs go from the largest rise of the score to the largest fall.
+
     Args:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
@@ -59,12 +61,11 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
         ValueError: one of the galleries is damaged.
     """
     before, after = (read_gallery(gallery, iteration) for iteration in (first, last))
-    cells = [
-        (prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]])
-        for prompt in before
-        if prompt in after
-    ]
-    return write_grid(gallery / "before_after.png", cells, f"same prompts, same noise: iteration {first} and {last}")
+    both = [prompt for prompt in before if prompt in after]
+    both.sort(key=lambda prompt: -np.nan_to_num(after[prompt][1] - before[prompt][1]))
+    cells = [(prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]]) for prompt in both]
+    title = f"same prompts, same noise: iteration {first} and {last}, largest rise first, largest fall last"
+    return write_grid(gallery / "before_after.png", cells, title)
 
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:

@@ -192,11 +192,12 @@ def kinds_of(group: Group) -> Iterator[Kind]:
         yield Kind(group.name, tag, *ends, change_of(group, tag)[0])
 
 
-def pairs_of(group: Group) -> tuple[str, list[Pair]]:
+def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
     """Return images of the first and of the newest evaluation of a group's first run with two galleries.
 
     Returns:
-        A text that names the run and both iterations, and the pairs, largest change of the score first.
+        A text that names the run, both iterations and the choice; and the pairs whose score changed most, as titled
+        lists: the rises with the largest first, the falls with the largest first, and pairs without a change.
     """
     for run in group.runs:
         galleries = by_iteration(run.path / GALLERY, ".npz")
@@ -209,12 +210,27 @@ def pairs_of(group: Group) -> tuple[str, list[Pair]]:
         except ValueError:
             continue
         both = [prompt for prompt in before if prompt in after]
-        both.sort(key=lambda prompt: -abs(np.nan_to_num(after[prompt][1] - before[prompt][1])))
-        pairs = [
-            Pair(prompt, data_url(before[prompt][0]), data_url(after[prompt][0]), before[prompt][1], after[prompt][1])
-            for prompt in both[:MOST_PAIRS]
-        ]
-        return f"{run.name}, iteration {ends[0]} and {ends[-1]}", pairs
+        changes = {prompt: float(np.nan_to_num(after[prompt][1] - before[prompt][1])) for prompt in both}
+        shown = sorted(both, key=lambda prompt: -abs(changes[prompt]))[:MOST_PAIRS]
+        parts = []
+        for title, sign in (("Higher score", 1), ("Lower score", -1), ("No change", 0)):
+            total = sum(np.sign(change) == sign for change in changes.values())
+            pairs = [
+                Pair(
+                    prompt,
+                    *(data_url(side[prompt][0]) for side in (before, after)),
+                    before[prompt][1],
+                    after[prompt][1],
+                )
+                for prompt in shown
+                if np.sign(changes[prompt]) == sign
+            ]
+            cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
+            parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
+        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right)."
+        if len(shown) < len(both):
+            where += f" The {len(shown)} prompts whose score changed most are shown."
+        return where, parts
     return "", []
 
 

@@ -34,6 +34,19 @@ def test_before_and_after_stand_side_by_side_with_the_colour_of_their_verdict(tm
         assert (pixels == frame).all(1).sum() > 100
 
 
+def test_the_largest_rise_comes_first_and_the_largest_fall_last(tmp_path):
+    for iteration, readings in ((0, (1.0, 0.5, 0.0)), (40, (0.0, 0.5, 1.0))):
+        held = zip((10, 100, 200), readings, strict=True)
+        gallery = tuple(
+            (Prompt(index=i, text=f"a circle {i}"), np.full((32, 32, 3), shade, np.uint8), reading)
+            for i, (shade, reading) in enumerate(held)
+        )
+        write_gallery(tmp_path, iteration, replace(evaluation(0, 0.0), gallery=gallery))
+    pixels = np.asarray(Image.open(write_before_after(tmp_path, first=0, last=40)).convert("RGB"))
+    fell, stayed, rose = (np.nonzero((pixels == shade).all(2))[1].mean() for shade in (10, 100, 200))
+    assert rose < stayed < fell
+
+
 def test_no_partial_image_is_left(tmp_path):
     write_gallery(tmp_path, 3, evaluation(10, float("nan")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration_000003.npz", "iteration_000003.png"]

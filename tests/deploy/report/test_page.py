@@ -7,6 +7,7 @@ import resource
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from PIL import Image
 
 from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.charts import side_bars
-from deploy.report.page import report_of, write_report
+from deploy.report.page import pairs_of, report_of, write_report
 from deploy.report.runs import groups_of, read_run, read_runs
 from protocol.errors import RunFolderError
 from tests.support.runs.ended import an_ended_run
@@ -196,6 +197,23 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
     assert shared in shown[0] and f"{second}+0.500advantage +2.000" in shown[0]
     assert shared in shown[1] and f"{second}-0.500advantage -2.000" in shown[1]
     assert all(each.index(second) < each.index("finished") for each in shown)
+
+
+def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp_path, tiny_config):
+    run = an_ended_run(tmp_path / "run", tiny_config())
+    names = list("abcdefghijklmnop")
+    images = np.zeros((16, 8, 8, 3), np.uint8)
+    first, last = sorted((run / "gallery").glob("iteration_*.npz"))[:: len(list((run / "gallery").glob("*.npz"))) - 1]
+    changes = [-0.5, 0.25, 0.75, *[0.0625] * 9, -0.75, 0.0, 0.0, np.nan]
+    np.savez(first, prompts=np.array(names), images=images, readings=np.full(16, 1.0, np.float32))
+    np.savez(last, prompts=np.array(names), images=images, readings=np.array(changes, np.float32) + 1)
+    where, parts = pairs_of(groups_of([read_run(run)])[0])
+    assert where.endswith("The 12 prompts whose score changed most are shown.")
+    assert [title for title, _ in parts] == [
+        "Higher score: 11 of 16 prompts, 10 of them shown",
+        "Lower score: 2 of 16 prompts",
+    ]
+    assert ["".join(pair.prompt for pair in pairs) for _, pairs in parts] == ["cbdefghijk", "ma"]
 
 
 def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):
