@@ -216,13 +216,8 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
         for title, sign in (("Higher score", 1), ("Lower score", -1), ("No change", 0)):
             total = sum(np.sign(change) == sign for change in changes.values())
             pairs = [
-                Pair(
-                    prompt,
-                    *(data_url(side[prompt][0]) for side in (before, after)),
-                    before[prompt][1],
-                    after[prompt][1],
-                )
-                for prompt in shown
+                Pair(prompt, data_url(left[0]), data_url(right[0]), left[1], right[1])
+                for prompt, left, right in ((prompt, before[prompt], after[prompt]) for prompt in shown)
                 if np.sign(changes[prompt]) == sign
             ]
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
