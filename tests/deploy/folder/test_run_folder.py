@@ -51,7 +51,7 @@ def state(iteration: int, size: int = 4) -> LearnerState:
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "gallery", "trajectories", ".lease"])
-def test_a_file_that_takes_the_place_of_a_folder_is_named(name, tmp_path, tiny_config):
+def test_a_file_where_a_folder_must_be_is_named(name, tmp_path, tiny_config):
     open_run_folder(tmp_path / "run", tiny_config()).close()
     path = tmp_path / "run" / name
     shutil.rmtree(path)
