@@ -6,6 +6,7 @@ the one with the best held-out score comes with it, and those at the peaks of sc
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
@@ -14,6 +15,7 @@ from typing import Any
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
 from deploy.folder.read import best_of, evaluation_scores, parsed_config, peaks_of
@@ -159,16 +161,24 @@ class Mirror:
         self._store.makedirs(folder, exist_ok=True)
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path != checkpoint / MANIFEST]
         for path in filter(Path.exists, beside):
-            self._store.put_file(str(path), f"{self._root}/{path.name}")
+            self._put(path, f"{self._root}/{path.name}")
         for path in (*files, checkpoint / MANIFEST):
             copy = f"{folder}/{path.relative_to(checkpoint).as_posix()}"
             self._store.makedirs(copy.rpartition("/")[0], exist_ok=True)
-            self._store.put_file(str(path), copy)
+            self._put(path, copy)
         held = {path.name for path in checkpoint_folders(checkpoint.parent)}
         for name in self._names():
             if name not in held and _age(name) < _age(checkpoint.name):
                 self._store.rm_file(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")
                 self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
+
+    def _put(self, path: Path, copy: str) -> None:
+        """Copy a file whole or not at all: object stores do so by themselves, a disk needs a temporary name."""
+        if not isinstance(self._store, LocalFileSystem):
+            self._store.put_file(str(path), copy)
+            return
+        with whole(Path(copy)) as partial:
+            shutil.copyfile(path, partial)
 
     def _names(self) -> list[str]:
         """Return the names of the copies, oldest first."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from string import Template
 
@@ -35,6 +36,7 @@ def write_starter(folder: Path) -> list[Path]:
         raise InputError(f"files must not exist yet, got {', '.join(held)}: choose another folder")
     scorer = f"{shown}/scorer.py" if folder.is_absolute() else f"./{shown}/scorer.py"
     words = {"folder": shown, "name": folder.resolve().name, "scorer": scorer}
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     done: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,5 +47,8 @@ def write_starter(folder: Path) -> list[Path]:
     except OSError as error:
         for path in done:
             path.unlink(missing_ok=True)
+        with suppress(OSError):
+            for each in missing:
+                each.rmdir()
         raise InputError(f"{folder} cannot be written: {reason_of(error)}; fix that or choose another folder") from None
     return paths

@@ -86,7 +86,7 @@ def export_model(
         with writing(folder, "another folder"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with whole(folder, is_shared=True) as partial:  # two users may write the same path
-                pipeline.save_pretrained(partial)
+                _save(pipeline, partial)
     return folder
 
 
@@ -114,6 +114,14 @@ def _load(model: Path, family: Family, dtype: str) -> Any:
         )
     except UNREADABLE as error:
         raise unreadable(model, family, error) from error
+
+
+def _save(pipeline: Any, folder: Path) -> None:
+    """Write a pipeline; a full disk is an OSError, also where safetensors has an error of its own for it."""
+    try:
+        pipeline.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _stored_dtype(folder: Path) -> str:

@@ -15,6 +15,7 @@ from deploy.cli.app import COMMANDS, app
 from deploy.folder.read import lines_of
 from deploy.presets import load_config, method_names, preset_names, sources
 from protocol.errors import FlowcreditError, InputError
+from tests.support.faults.disks import files_limited
 
 
 def said(*words: str) -> str:
@@ -157,3 +158,11 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
         said("init", str(mine / "scorer.py" / "deeper"))
     with pytest.raises(InputError, match="name must consist of letters"):
         said("init", str(tmp_path / "a: b"))
+
+
+def test_init_on_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "held").mkdir()
+    for name in ("deep/mine", "held/mine", "held"):
+        with pytest.raises(InputError, match="cannot be written: File too large"), files_limited(100):
+            said("init", str(tmp_path / name))
+        assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["held"]

@@ -17,6 +17,7 @@ from deploy.tools.export import export_model
 from flow.maths.noise import normal
 from protocol.errors import RunFolderError
 from tests.support.commands import run_cli
+from tests.support.faults.disks import files_limited
 
 
 def write_preset(folder: Path, model: Path) -> Path:
@@ -264,6 +265,18 @@ def test_two_exports_to_one_folder_do_not_disturb_each_other(
     assert export_model(run, target) == target
     assert (target / "model_index.json").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in ("merged", "lora.safetensors"):
+        with files_limited(2000):
+            assert run_cli(monkeypatch, "export", str(run), str(tmp_path / name)) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"flowcredit: {tmp_path / name} cannot be written: ") and said.count("\n") == 1
+        assert "File too large" in said
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 1000])

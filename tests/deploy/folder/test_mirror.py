@@ -19,6 +19,7 @@ from learner.checkpoint import newest_checkpoint
 from protocol.errors import CheckpointError, RunFolderError
 from protocol.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
+from tests.support.faults.disks import files_limited
 
 
 def state(iteration: int) -> LearnerState:
@@ -221,6 +222,21 @@ def test_a_store_that_takes_nothing_ends_no_run(config, tmp_path, caplog):
     assert run.save(state(1)).is_dir()
     run.close()
     assert "a checkpoint could not be copied to file://" in caplog.text
+
+
+def test_a_store_that_fills_up_keeps_its_copies_and_the_lines_that_belong_to_them(config, tmp_path, caplog):
+    run = open_run_folder(tmp_path / "first", config)
+    run.append({"iteration": 1})
+    run.save(state(1))
+    run._mirror.close()
+    run._mirror = mirror.Mirror(config.checkpoint.url)
+    held = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    run.append({"iteration": 2, **{f"work/{number:04}": 1.0 for number in range(600)}})
+    with files_limited(8_000):
+        run.save(state(2))
+        run.close()
+    assert "a checkpoint could not be copied to file://" in caplog.text
+    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == held
 
 
 HANGING = """
