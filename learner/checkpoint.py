@@ -36,8 +36,8 @@ from safetensors.numpy import load_file, save_file
 
 from flow.adapter.lora_file import read_lora, write_lora
 from protocol.config.model import LoraConfig
-from protocol.errors import CheckpointError
-from protocol.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, whole
+from protocol.errors import CheckpointError, reason_of
+from protocol.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, share, whole
 from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
         State and folder; None if there is no checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints, but none is whole.
+        CheckpointError: there are checkpoints, but none is whole, or they cannot be listed.
     """
     reasons = []
     for folder in checkpoint_folders(root):
@@ -189,8 +189,11 @@ def read_facts(folder: Path) -> Mapping[str, Any]:
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    """List all checkpoints, whole or not, newest first."""
-    return list(reversed(by_iteration(root).values()))
+    """List all checkpoints, whole or not, newest first (CheckpointError: the folder cannot be listed)."""
+    try:
+        return list(reversed(by_iteration(root).values()))
+    except OSError as error:
+        raise CheckpointError(f"checkpoints under {root} cannot be listed: {reason_of(error)}; fix that") from error
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
@@ -202,10 +205,12 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
     partial.mkdir(parents=True)
     write_lora(partial, state.adapter, config)
     save_file({name: _contiguous(a) for name, a in state.optimizer.items()}, partial / OPTIMIZER)
+    share(partial / OPTIMIZER)
     names: list[str] = list(FILES)
     if state.recent:
         arrays = {f"{w.version}/{name}": _contiguous(a) for w in state.recent for name, a in w.arrays.items()}
         save_file(arrays, partial / RECENT)
+        share(partial / RECENT)
         names.append(RECENT)
     means: dict[str, Adapter] = {name: mean for name in MEANS if (mean := getattr(state, name))}
     for name, mean in means.items():

@@ -25,9 +25,17 @@ def iteration_name(iteration: int, suffix: str = "") -> str:
 
 
 def by_iteration(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """List the paths that `iteration_name` named, oldest first; a copy such as `iteration_000040_best` is left out."""
+    """List the paths that `iteration_name` named, oldest first; a copy such as `iteration_000040_best` is left out.
+
+    Raises:
+        OSError: the folder cannot be listed, so it is not known to be empty; `Path.glob` would list nothing then.
+    """
     named = re.compile(rf"iteration_(\d{{6,}}){re.escape(suffix)}")
-    found = ((named.fullmatch(path.name), path) for path in folder.glob("iteration_*"))
+    try:
+        paths = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    found = ((named.fullmatch(path.name), path) for path in paths)
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
@@ -83,6 +91,11 @@ def sha256_of(path: Path) -> str:
     """Compute a file's sha256, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def share(path: Path) -> None:
+    """Let those read and write a file who may do so in its folder: safetensors' are for their owner alone at first."""
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _remove(path: Path) -> None:

@@ -13,7 +13,7 @@ from flow.models.folder import find_model, read_settings
 from flow.models.hub import INDEX
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
-from protocol.files import AVERAGE, text_of, whole, writing
+from protocol.files import AVERAGE, share, text_of, whole, writing
 
 LORA_SUFFIX = ".safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -117,11 +117,13 @@ def _load(model: Path, family: Family, dtype: str) -> Any:
 
 
 def _save(pipeline: Any, folder: Path) -> None:
-    """Write a pipeline; a full disk is an OSError, also where safetensors has an error of its own for it."""
+    """Write a pipeline for all who may read the folder; a full disk is an OSError, not one of safetensors' own."""
     try:
         pipeline.save_pretrained(folder)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    for file in folder.rglob("*.safetensors"):
+        share(file)
 
 
 def _stored_dtype(folder: Path) -> str:

@@ -133,7 +133,10 @@ def _workers(size: float) -> str:
 
 def _checkpoints(root: Path) -> tuple[list[Verified], int]:
     """Check all checkpoints; also return the iteration of the newest whole one, 0 if there is none."""
-    folders, newest = checkpoint_folders(root), 0
+    try:
+        folders, newest = checkpoint_folders(root), 0
+    except CheckpointError as error:
+        return [Verified("checkpoints", str(error), is_whole=False)], 0
     known = {folder.name for folder in folders}
     found = [] if folders else [Verified("checkpoints", "none yet")]
     for folder in folders:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
-from protocol.files import ADAPTER_FILE, write_whole
+from protocol.files import ADAPTER_FILE, share, write_whole
 from protocol.messages import Adapter, digest_of
 from protocol.resources import resolve
 
@@ -46,6 +46,7 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     path = folder / ADAPTER_FILE
     arrays = {name: np.ascontiguousarray(array) for name, array in adapter.arrays.items()}
     save_file(arrays, path, metadata=_header(arrays, config, rank=rank, alpha=alpha))
+    share(path)
     return path
 
 

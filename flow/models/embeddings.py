@@ -22,7 +22,7 @@ from flow.models.families import Family
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
-from protocol.files import sha256_of, whole
+from protocol.files import sha256_of, share, whole
 from protocol.resources import resolve
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class Embeddings:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole(path, is_shared=True) as partial:
                 save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
+                share(partial)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error
 

@@ -177,6 +177,38 @@ def test_when_none_is_whole_the_run_stops(tmp_path: Path) -> None:
         newest_checkpoint(tmp_path)
 
 
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    write(tmp_path / "checkpoints", 1)
+    (tmp_path / "checkpoints").chmod(0o300)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # folders above it may be closed to another user
+    user = os.geteuid()
+    try:
+        if not user:
+            os.seteuid(65534)
+        with pytest.raises(CheckpointError, match="^checkpoints under checkpoints cannot be listed: Permission denied"):
+            newest_checkpoint(Path("checkpoints"))
+    finally:
+        os.seteuid(user)
+        (tmp_path / "checkpoints").chmod(0o700)
+
+
+def test_who_may_read_the_folder_may_read_the_files_of_a_checkpoint(tmp_path: Path) -> None:
+    means = {"average": state(1).adapter, "recent": (state(0).adapter,)}
+    for number, umask in enumerate((0o022, 0o077, 0o002)):
+        before = os.umask(umask)
+        try:
+            folder = write_checkpoint(tmp_path / str(umask), replace(state(number), **means), LORA, keep=3)
+        finally:
+            os.umask(before)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(files) == 6
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for iteration in (1, 2, 3, 4):
         write(tmp_path, iteration, keep=2)

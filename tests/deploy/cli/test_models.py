@@ -244,6 +244,7 @@ def test_export_merges_what_the_adapter_adds(
     assert not torch.allclose(outputs[0], outputs[2], atol=1e-3)
     assert not any("lora" in name for name, _ in merged.transformer.named_parameters())
     assert [path.name for path in tmp_path.glob(".merged*")] == []
+    assert len({path.stat().st_mode for path in target.rglob("*") if path.is_file()}) == 1, "all may read all of it"
 
 
 def test_two_exports_to_one_folder_do_not_disturb_each_other(
