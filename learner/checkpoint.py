@@ -171,15 +171,16 @@ def newest_checkpoint(root: Path) -> tuple[LearnerState, Path] | None:
     Raises:
         CheckpointError: there are checkpoints, but none is whole, or they cannot be listed.
     """
-    reasons = []
-    for folder in checkpoint_folders(root):
+    reasons: dict[str, str] = {}
+    while folder := next((each for each in checkpoint_folders(root) if each.name not in reasons), None):
         try:
             return read_checkpoint(folder), folder
         except CheckpointError as error:
-            log.warning("checkpoint refused: %s", error)
-            reasons.append(str(error))
+            reasons[folder.name] = str(error)
+            if folder.exists():  # otherwise the run has removed it meanwhile, and a newer one is there
+                log.warning("checkpoint refused: %s", error)
     if reasons:
-        raise CheckpointError(f"no checkpoint under {root} is whole; the newest: {reasons[0]}")
+        raise CheckpointError(f"no checkpoint under {root} is whole; the newest: {next(iter(reasons.values()))}")
     return None
 
 

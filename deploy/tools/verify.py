@@ -3,7 +3,8 @@
 It only reads, needs neither the model nor Ray, and may be used during the run.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,8 @@ from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, FlowcreditError, RunFolderError, one_line
 
 REDUCTION, UPDATE = "update/reduction_seconds", "seconds/update"
+LINK_S = 1.0
+"""Seconds that a run may take between a checkpoint and the link to it."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,6 @@ def _checkpoints(root: Path) -> tuple[list[Verified], int]:
         folders, newest = checkpoint_folders(root), 0
     except CheckpointError as error:
         return [Verified("checkpoints", str(error), is_whole=False)], 0
-    known = {folder.name for folder in folders}
     found = [] if folders else [Verified("checkpoints", "none yet")]
     for folder in folders:
         try:
@@ -148,10 +150,21 @@ def _checkpoints(root: Path) -> tuple[list[Verified], int]:
         else:
             newest = max(newest, state.iteration)
             found.append(Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}"))
-    latest = root / LATEST
-    if folders and latest.is_symlink():
-        target = latest.readlink().name
-        is_newest = target == folders[0].name or target in {each.name for each in checkpoint_folders(root)} - known
-        where = f"points to {target}" + ("" if is_newest else f", but the newest is {folders[0].name}")
-        found.append(Verified(LATEST, where, is_whole=is_newest))
+    if folders and (root / LATEST).is_symlink():
+        target, newer = _latest(root, {folder.name for folder in folders})
+        where = f"points to {target}" + (f", but the newest is {newer}" if newer else "")
+        found.append(Verified(LATEST, where, is_whole=not newer))
     return found, newest
+
+
+def _latest(root: Path, known: Collection[str]) -> tuple[str, str]:
+    """Return where `latest` points to, and the checkpoint that is newer; empty if there is none.
+
+    A run that writes a checkpoint moves the link right after it, so a link that is behind is read again.
+    """
+    for wait_s in (LINK_S, 0):
+        target, held = (root / LATEST).readlink().name, [each.name for each in checkpoint_folders(root)]
+        if target in {*held[:1], *(set(held) - set(known))}:
+            return target, ""
+        time.sleep(wait_s)
+    return target, next(iter(held), "gone")

@@ -196,6 +196,26 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
         (tmp_path / "checkpoints").chmod(0o700)
 
 
+def test_a_checkpoint_that_the_run_replaces_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 1)
+    read: list[str] = []
+
+    def reading(folder: Path) -> LearnerState:
+        read.append(folder.name)
+        if len(read) == 1:
+            write(tmp_path, 2, keep=1)
+        return read_checkpoint(folder)
+
+    monkeypatch.setattr("learner.checkpoint.read_checkpoint", reading)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].iteration == 2
+    assert read == ["iteration_000001", "iteration_000002"]
+    assert not caplog.text
+
+
 def test_who_may_read_the_folder_may_read_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     means = {"average": state(1).adapter, "recent": (state(0).adapter,)}
     for number, umask in enumerate((0o022, 0o077, 0o002)):

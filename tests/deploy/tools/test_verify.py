@@ -1,6 +1,7 @@
-"""What `flowcredit verify` says of the learner group, from the lines of a run whose group changed its size."""
+"""What `flowcredit verify` says of the learner group, and of the link to the newest checkpoint while a run goes on."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,3 +49,23 @@ def test_a_size_that_no_group_can_have_is_damage(said):
 
 def test_a_run_without_an_update_has_no_group(said):
     assert said() == []
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_link_that_the_run_is_about_to_move_is_no_damage(
+    tmp_path: Path, tiny_config: Callable[..., RunConfig], *, is_running: bool
+) -> None:
+    open_run_folder(tmp_path / "run", tiny_config()).close()
+    checkpoints = tmp_path / "run/checkpoints"
+    for name in ("iteration_000001", "iteration_000002"):
+        (checkpoints / name).mkdir()
+    (checkpoints / "latest").symlink_to("iteration_000001")
+    (checkpoints / "next").symlink_to("iteration_000002")
+    mover = threading.Timer(0.3, (checkpoints / "next").rename, [checkpoints / "latest"])
+    if is_running:
+        mover.start()
+    (link,) = [finding for finding in verify(tmp_path / "run") if finding.subject == "latest"]
+    mover.cancel()
+    assert link.is_whole == is_running
+    behind = "points to iteration_000001, but the newest is iteration_000002"
+    assert link.found == ("points to iteration_000002" if is_running else behind)
