@@ -5,6 +5,7 @@ in the run; the next checkpoint is copied again. A run that starts in an empty f
 the one with the best held-out score comes with it, and those at the peaks of scorers that `guards.hacking` watches.
 """
 
+import errno
 import logging
 import shutil
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ from fsspec.implementations.local import LocalFileSystem
 from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
 from deploy.folder.read import best_of, evaluation_scores, parsed_config, peaks_of
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
-from protocol.errors import CheckpointError, RunFolderError, one_line
+from protocol.errors import CheckpointError, RunFolderError, one_line, reason_of
 from protocol.files import iteration_name, whole
 
 log = logging.getLogger(__name__)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a disk that takes no more."""
 CLOSE_S = 120.0
 """Seconds that the end of a run waits for the pending copies."""
 
@@ -74,7 +77,8 @@ class Mirror:
 
         Raises:
             CheckpointError: there are copies, but none is whole.
-            RunFolderError: the store does not answer, or its copies are of an earlier version of the project.
+            RunFolderError: the store does not answer, its copies are of an earlier version of the project, or the disk
+                of the run folder is full.
         """
         try:
             names = self._names()
@@ -94,6 +98,11 @@ class Mirror:
         except (CheckpointError, RunFolderError):
             raise
         except Exception as error:  # each store raises its own exceptions
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise RunFolderError(
+                    f"{run.parent} must have room for the copies of checkpoint.url {self._url}, got"
+                    f" {reason_of(error)}: free some space there, or name another folder"
+                ) from error
             raise self._unreadable(error) from error
         log.info("filled from %s: %s", self._url, taken)
 

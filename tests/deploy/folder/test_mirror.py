@@ -239,6 +239,20 @@ def test_a_store_that_fills_up_keeps_its_copies_and_the_lines_that_belong_to_the
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == held
 
 
+def test_a_folder_without_room_for_the_copies_is_named_and_nothing_is_left(config, tmp_path):
+    run = open_run_folder(tmp_path / "first", config)
+    run.append({"iteration": 1, **{f"work/{number:04}": 1.0 for number in range(600)}})
+    run.save(state(1))
+    run.close()
+    before = sorted(tmp_path.iterdir())
+    line = f"^{tmp_path} must have room for the copies of checkpoint.url file://.*, got File too large: free some space"
+    with pytest.raises(RunFolderError, match=line), files_limited(8_000):
+        fetch(config.checkpoint.url, tmp_path / "fetched", address=None)
+    with pytest.raises(RunFolderError, match=line), files_limited(8_000):
+        open_run_folder(tmp_path / "second", config)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 HANGING = """
 import sys, time
 from pathlib import Path
