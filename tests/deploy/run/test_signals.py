@@ -17,6 +17,7 @@ import pytest
 
 from deploy.run.signals import stop_on_signal
 from protocol.messages import Metadata, Prompt, Scores
+from rewards.scores import judged
 from tests.support.paths import ROOT
 from tests.support.runs.presets import small_preset
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -105,8 +106,11 @@ def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
+HELD_OUT = "green circle"
+
+
 class Sleeper:
-    """Sleeps for ten minutes, while it is built or while it scores; the file `sign` then exists."""
+    """Sleeps for ten minutes, while it is built or while it scores for training; the file `sign` then exists."""
 
     name, low, high = "sleeper", 0.0, 1.0
 
@@ -120,8 +124,9 @@ class Sleeper:
         """Every prompt can be scored."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        self._sleep()
-        return Scores.missing(len(images), "awake")
+        if HELD_OUT not in prompts:  # an evaluation ends at the first signal
+            self._sleep()
+        return judged(np.zeros(len(images), np.float32))
 
     def _sleep(self) -> None:
         self._sign.touch()
@@ -137,7 +142,9 @@ def test_ctrl_c_ends_a_run_whose_scorer_hangs(
     tmp_path: Path, tiny_sd3: Path, sleeps: str, code: int, line: str
 ) -> None:
     sign = tmp_path / "sign"
-    preset = small_preset(tmp_path, tiny_sd3, scorer=f"{__name__}:Sleeper", status={"board": "off"})
+    (heldout := tmp_path / "heldout.txt").write_text(HELD_OUT)
+    data = {"train": str(tmp_path / "prompts.txt"), "heldout": str(heldout)}
+    preset = small_preset(tmp_path, tiny_sd3, scorer=f"{__name__}:Sleeper", status={"board": "off"}, data=data)
     args = f"rewards.only.args={{sign: {sign}, sleeps: {sleeps}}}"
     words = [sys.executable, "-m", "flowcredit", "train", str(preset), args, "--local", "--run", str(tmp_path / "run")]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
