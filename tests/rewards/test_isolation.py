@@ -44,7 +44,7 @@ def test_one_bad_image_is_missing_alone(bad: int) -> None:
     scores = ask(scorer)
     assert scores.valid.tolist() == [index != bad for index in range(16)]
     assert scores.values[scores.valid].tolist() == [float(i) for i in range(16) if i != bad]
-    assert scores.reasons[bad] == f"fussy: ValueError: cannot look at {bad}"
+    assert scores.reasons[bad].startswith(f"fussy: ValueError: cannot look at {bad} (test_isolation.py, line ")
     assert sorted(scorer.calls, reverse=True) == [16, 8, 8, 4, 4, 2, 2, 1, 1]
 
 
@@ -53,7 +53,7 @@ def test_several_bad_images_are_missing_in_any_batch(bad: tuple[int, ...]) -> No
     scorer = Fussy(*bad)
     scores = ask(scorer)
     assert scores.valid.tolist() == [index not in bad for index in range(16)]
-    assert all(scores.reasons[index] == f"fussy: ValueError: cannot look at {index}" for index in bad)
+    assert all(scores.reasons[index].startswith(f"fussy: ValueError: cannot look at {index} (") for index in bad)
     assert len(scorer.calls) <= 2 * 16 - 1
 
 

@@ -241,7 +241,7 @@ def test_a_scorer_that_raises_shows_its_line_and_its_traceback_is_in_the_log_of_
     assert told.getMessage().startswith("the scorer of reward moody raised: moody: ConnectionError: down (test_pool.py")
     assert 'raise ConnectionError("down")' in str(told.exc_info)
     failing = pools(tiny_config, told_last := Told(), tries=1, on_failure="fail", args={"needs": "/never"})
-    with pytest.raises(RewardError, match=r"after a try: moody: ConnectionError: down \(test_pool.py, line \d+\);"):
+    with pytest.raises(RewardError, match=r"after one try: moody: ConnectionError: down \(test_pool.py, line \d+\);"):
         run(failing, ([1], [{}]))
     assert not told_last.messages, "the error says it all"
 

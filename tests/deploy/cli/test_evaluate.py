@@ -16,6 +16,7 @@ from deploy.cli.app import app
 from deploy.folder.gallery import read_gallery
 from deploy.folder.heldout import read_heldout
 from deploy.folder.read import checkpoint_of, lines_of
+from deploy.monitor.summary import number
 from deploy.report.paired import why_unpaired
 from deploy.tools.evaluate import diversity_of
 from deploy.tools.export import export_model
@@ -262,9 +263,8 @@ def test_a_run_records_the_diversity_that_a_separate_evaluation_measures(run: Pa
     shown = said("train", run.parent / "preset.yaml", "--no-page", "--run", other, "seed=3", DIVERSITY)
     assert checkpoint_of(other)[0].adapter.digest == checkpoint_of(run)[0].adapter.digest
     told = [line["evaluation/reward/diversity"] for line in lines_of(other) if "evaluation/score" in line]
-    assert (
-        f"; redness {lines_of(other)[0]['evaluation/reward/redness']:.2f}, diversity {told[0]:.2f}; 6 images" in shown
-    )
+    redness = lines_of(other)[0]["evaluation/reward/redness"]
+    assert f"; redness {redness:.2f}, diversity {number(told[0], '.2f')}; 6 images" in shown
     found = json.loads(said("eval", other, "--base", "--diversity", "pkg://toyworld/clip", "--json"))["results"]
     assert told == pytest.approx([each["diversity"] for each in found], abs=1e-6)
     assert told == pytest.approx([each["readings"]["diversity"] for each in found])

@@ -228,8 +228,8 @@ def test_a_store_that_fills_up_keeps_its_copies_and_the_lines_that_belong_to_the
     run = open_run_folder(tmp_path / "first", config)
     run.append({"iteration": 1})
     run.save(state(1))
-    run._mirror.close()
-    run._mirror = mirror.Mirror(config.checkpoint.url)
+    run.close()
+    run = open_run_folder(tmp_path / "first", config)
     held = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
     run.append({"iteration": 2, **{f"work/{number:04}": 1.0 for number in range(600)}})
     with files_limited(8_000):
