@@ -1,4 +1,4 @@
-"""What this process holds in memory: blocks in use of the C library, and pages."""
+"""What a process holds in memory: blocks in use of the C library (of this process only), and anonymous pages."""
 
 import ctypes
 import math

@@ -86,7 +86,7 @@ def results(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]:
 
 
 def table_of(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """Return a row for each setting: the mean score of each variant at the last evaluation that all cells have."""
+    """Return a row for each setting: the mean score of each variant at the last evaluation of all its cells."""
     rows = []
     for setting in SETTINGS:
         own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]

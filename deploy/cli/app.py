@@ -127,7 +127,7 @@ def main() -> None:
         with noticing_ctrl_c() as is_pressed:
             _main(is_pressed)
     except SystemExit as ended:
-        end_process_if_left(ended.code if isinstance(ended.code, int) else 0)
+        end_process_if_left(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
         raise
 
 
