@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 from flow import meter
-from learner.loop import loop
+from learner.loop import loop, stream
 from rewards import scorer
 
 
@@ -20,6 +20,6 @@ def cpu_clock(*more: ModuleType) -> Iterator[None]:
     """
     clock = SimpleNamespace(**vars(time) | {"perf_counter": time.process_time, "monotonic": time.process_time})
     with ExitStack() as stack:
-        for module in (meter, loop, scorer, *more):
+        for module in (meter, loop, stream, scorer, *more):
             stack.enter_context(patch.object(module, "time", clock))
         yield

@@ -123,6 +123,7 @@ class Reporter(logging.Handler, Listener):
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Keep the numbers of an evaluation."""
         self._append(evaluation.line(iteration))
+        self._busy = self._fleet.busy_seconds()  # an evaluation's work is no iteration's
         self.event(f"held-out score {evaluation.score:.4f} at iteration {iteration}")
 
     def saved(self, iteration: int) -> None:

@@ -2,20 +2,22 @@
 
     prompts ─► GroupStream ─► rollouts.rollout ─► rewards.score_for_training ─► learner.update ─► adapters.publish ─┐
                    ▲              (shards)                (images)                 (groups)                         │
-                   └──────────────────────────── slots are released ◄───────────────────────────────────────────────┘
+                   └──────── slots are released ◄─── evaluation, checkpoint or pause, if one is due ◄───────────────┘
 
 | waits                    | for                           | at most until                                 |
 |--------------------------|-------------------------------|-----------------------------------------------|
 | the loop                 | the oldest groups             | their production ends, or `stop`              |
 | a group                  | its shards, then their scores | the sources' deadlines                        |
 | the loop                 | update, adapter, publish      | the ports' deadlines                          |
+| an evaluation            | the groups in flight          | their production ends, or `stop`              |
 | the loop, paused         | a command                     | `resume` or `stop`                            |
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +26,7 @@ from learner.loop.groups import Groups, Observer
 from learner.loop.guards import Guards
 from learner.loop.hacking import HackingGuard, Measured
 from learner.loop.stopping import end, unless_failed, unless_stopped
+from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt
@@ -105,8 +108,8 @@ async def train(
         await saver.save_if_peak(done)
     per_iteration = config.group.per_iteration
     async with groups.stream(done) as stream:
+        clock = Clock(stream)
         while done < config.iterations and not stop.is_set():
-            clock = Clock()
             learning = asyncio.ensure_future(groups.learn(done, stream.oldest(per_iteration)))
             try:
                 if await unless_stopped(stop, unless_failed(learning, stream.take(per_iteration))) is None:
@@ -117,19 +120,20 @@ async def train(
             finally:
                 await end(learning)
             await groups.publish()
-            stream.release(per_iteration)
             clock.lap("publish")
             done += 1
             await journal.record(done, metrics | dict(ports.rewards.failures()) | clock.seconds())
             guards.check(done, metrics, groups.adapter)
-            try:
-                await evaluator.assess_if_due(done, groups.adapter)
-            except GuardError:
-                await saver.save_if_peak(done)  # of another watched scorer than the one that fell
-                raise
-            if done < config.iterations:
-                await saver.save_if_due(done)
-                await rest(saver.save)
+            with clock.stopped():
+                try:
+                    await evaluator.assess_if_due(done, groups.adapter, after=stream)
+                except GuardError:
+                    await saver.save_if_peak(done)  # of another watched scorer than the one that fell
+                    raise
+                if done < config.iterations:
+                    await saver.save_if_due(done)
+                    await rest(saver.save)
+            stream.release(per_iteration)
     await saver.finish(done)
 
 
@@ -145,8 +149,6 @@ class Saver:
     saved: int
     """Newest iteration whose checkpoint was due and has been written."""
     is_overdue: bool = False
-    peaks: list[LearnerState] = field(default_factory=list)
-    """States at peaks of watched scorers whose checkpoints could not be written yet."""
 
     async def save_if_due(self, done: int) -> None:
         """Save after every `every` iterations, at a peak of a watched scorer, and when the last write failed."""
@@ -156,7 +158,7 @@ class Saver:
             await self.save_if_peak(done)
 
     async def save_if_peak(self, done: int) -> None:
-        """Save if a watched scorer is now at its highest, so that its best checkpoint is always on disk."""
+        """Save if a watched scorer is now at its highest."""
         if done in self.hacking.peaks:
             await self._save_now(done)
 
@@ -185,13 +187,7 @@ class Saver:
         self.saved = self.saved if self.is_overdue else done
 
     async def _write(self) -> None:
-        """Write the state, and before it those at peaks that could not be written: they cannot be made again."""
-        state, peaks = replace(await self.groups.state(), broken=self.guards.broken), self.hacking.peaks
-        waiting = [*(each for each in self.peaks if each.iteration in peaks - {state.iteration}), state]
-        self.peaks = [each for each in waiting if each.iteration in peaks]
-        for each in waiting:
-            await self.journal.save(each)
-            self.peaks = [other for other in self.peaks if other is not each]
+        await self.journal.save(replace(await self.groups.state(), broken=self.guards.broken))
 
 
 @dataclass(frozen=True)
@@ -205,18 +201,23 @@ class Evaluator:
     stop: asyncio.Event
     hacking: HackingGuard
 
-    async def assess_if_due(self, iteration: int, adapter: Adapter) -> None:
-        """Evaluate at the start, at the end and every `evaluation.every`; a stop ends it without a result."""
+    async def assess_if_due(self, iteration: int, adapter: Adapter, *, after: GroupStream | None = None) -> None:
+        """Evaluate at the start, at the end and every `evaluation.every`; a stop ends it without a result.
+
+        The groups in flight `after` which it begins are scored first, so it does not slow them down.
+        """
         every = self.config.evaluation.every
         if iteration not in (0, self.config.iterations) and not (every and iteration % every == 0):
             return
-        began = time.monotonic()
-        result = await unless_stopped(self.stop, self._assess(adapter))
+        result = await unless_stopped(self.stop, self._assess(adapter, after))
         if result is not None:
-            await self.journal.evaluated(iteration, replace(result, seconds=time.monotonic() - began))
+            await self.journal.evaluated(iteration, result)
             self.hacking.check(Measured(iteration, result.by_image, result.readings))
 
-    async def _assess(self, adapter: Adapter) -> Evaluation:
+    async def _assess(self, adapter: Adapter, after: GroupStream | None) -> Evaluation:
+        if after:
+            await after.settled()
+        began = time.monotonic()
         if self.config.evaluates_another_adapter:
             state = await self.ports.learner.state()
             adapter = state.adapter
@@ -224,13 +225,15 @@ class Evaluator:
                 assert state.average is not None, "the config refuses this evaluation without a running mean"
                 adapter = state.average
             await self.ports.adapters.publish(adapter)
-        return await evaluate(self.config, prompts=self.heldout, ports=self.ports, adapter=adapter)
+        result = await evaluate(self.config, prompts=self.heldout, ports=self.ports, adapter=adapter)
+        return replace(result, seconds=time.monotonic() - began)
 
 
 class Clock:
-    """Wall seconds of one iteration's stages."""
+    """Training seconds: wall seconds of the stages of each iteration, without evaluations, checkpoints and pauses."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: GroupStream) -> None:
+        self._stream = stream
         self._seconds: dict[str, float] = {}
         self._last = time.monotonic()
 
@@ -240,6 +243,13 @@ class Clock:
         self._seconds[f"seconds/{stage}"] = now - self._last
         self._last = now
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave out the seconds of the block, but not those in which groups in flight are still made."""
+        began = time.monotonic()
+        yield
+        self._last += time.monotonic() - max(began, self._stream.worked_until)
+
     def seconds(self) -> dict[str, float]:
-        """Return the seconds by stage, and their sum."""
+        """Return the newest iteration's seconds by stage, and their sum."""
         return self._seconds | {"seconds/iteration": sum(self._seconds.values())}

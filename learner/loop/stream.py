@@ -7,10 +7,12 @@ keeps that bound exactly.
 | waits               | for                                     | at most until                                   |
 |---------------------|-----------------------------------------|-------------------------------------------------|
 | `GroupStream.take`  | the oldest groups                       | their production ends, which has deadlines      |
+| `settled`           | all groups in flight                    | the same                                        |
 | `ImageBudget.room`  | scores of the images in progress        | the deadlines of rollouts and rewards           |
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -43,6 +45,7 @@ class GroupStream:
         self._next = start
         self._end = end
         self._in_flight: deque[asyncio.Task[ScoredGroup]] = deque()
+        self._worked = 0.0
 
     async def __aenter__(self) -> "GroupStream":
         self.release(self._slots)
@@ -64,6 +67,16 @@ class GroupStream:
         """Scored groups that the loop has not taken yet."""
         return sum(task.done() for task in self._in_flight)
 
+    @property
+    def worked_until(self) -> float:
+        """When the last production ended, by `time.monotonic`; now, if a group is in work."""
+        return time.monotonic() if self.in_work else self._worked
+
+    async def settled(self) -> None:
+        """Wait until no group is in work; the error of a failed one is left to `take`."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+
     def oldest(self, count: int) -> list["asyncio.Future[ScoredGroup]"]:
         """Return the `count` oldest groups, complete or still being made; `take` waits for the same groups."""
         return [self._in_flight[index] for index in range(count)]
@@ -79,8 +92,14 @@ class GroupStream:
     def release(self, count: int) -> None:
         """Free `count` slots and admit as many further groups."""
         admitted = range(self._next, min(self._next + count, self._end))
-        self._in_flight.extend(asyncio.ensure_future(self._produce(index)) for index in admitted)
+        self._in_flight.extend(asyncio.create_task(self._make(index)) for index in admitted)
         self._next += len(admitted)
+
+    async def _make(self, index: int) -> ScoredGroup:
+        try:
+            return await self._produce(index)
+        finally:
+            self._worked = time.monotonic()
 
 
 class ImageBudget:

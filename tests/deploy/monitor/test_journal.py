@@ -22,6 +22,7 @@ from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
 from deploy.run.local import LocalFleet
 from flowcredit.start import PACKAGES
+from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.status import Condition
 from tests.support.paths import ROOT
@@ -210,3 +211,24 @@ def test_the_first_held_out_score_stays_when_the_board_has_dropped_its_line(tiny
         return rewards.heldout_first, rewards.heldout
 
     assert asyncio.run(scenario()) == (0.25, 0.75)
+
+
+def test_an_evaluation_keeps_the_actors_busy_in_no_iteration(tiny_config):
+    class Worked(LocalFleet):
+        seconds = 0.0
+
+        def busy_seconds(self) -> dict[str, float]:
+            return dict.fromkeys(super().busy_seconds(), self.seconds)
+
+    async def scenario() -> list[float | None]:
+        fleet, shares = Worked(tiny_config()), []
+        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        for iteration in (1, 2):
+            fleet.seconds += 5.0
+            reporter.recorded(iteration, {"iteration": iteration, "reward/mean": 0.5, "seconds/iteration": 10.0})
+            shares.append(next(pool.busy_share for pool in reporter.status().pools if pool.name == "rollout"))
+            fleet.seconds += 100.0
+            reporter.evaluated(iteration, Evaluation(score=0.5, by_tag={}, missing=0, images=1))
+        return shares
+
+    assert asyncio.run(scenario()) == [0.5, 0.5]
