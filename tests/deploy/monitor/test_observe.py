@@ -69,7 +69,7 @@ def test_scored_groups_that_wait_for_the_learner_are_counted(config, tmp_path):
         await scene.outcome(await scene.ask("pause"))
 
         async def all_wait() -> bool:
-            return scene.observed.reporter.status().queues == {"groups/in_work": 0, "groups/scored": 4}
+            return scene.observed.reporter.status().queues == {"groups/in_work": 0, "groups/scored": 2}
 
         await until(all_wait)
         await scene.outcome(await scene.ask("resume"))
