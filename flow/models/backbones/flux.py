@@ -85,7 +85,7 @@ class Flux(PackedBackbone):
             guidance = torch.full((count,), self._config.embedded_guidance, device=latents.device)
         predicted = self.transformer(
             hidden_states=pack(latents),
-            timestep=sigma * timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             guidance=guidance,
             img_ids=_positions(height // PACK, width // PACK, latents.device),
             txt_ids=torch.zeros(embeds.shape[1], 3, device=latents.device),

@@ -65,7 +65,7 @@ class Flux2Klein(PipelineBackbone):
         timesteps = self._pipeline.scheduler.config.num_train_timesteps
         predicted = self.transformer(
             hidden_states=latents.flatten(2).transpose(1, 2),
-            timestep=sigma * timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             guidance=None,
             img_ids=_positions(1, height, width, 1, device=latents.device),
             txt_ids=_positions(1, 1, 1, embeds.shape[1], device=latents.device),

@@ -88,9 +88,10 @@ class QwenImage(PackedBackbone):
         if min(lengths) < embeds.shape[1]:
             positions = torch.arange(embeds.shape[1], device=latents.device)
             mask = positions < torch.tensor(lengths, device=latents.device)[:, None]
+        timesteps = self._pipeline.scheduler.config.num_train_timesteps
         predicted = self.transformer(
             hidden_states=pack(latents),
-            timestep=sigma * self._pipeline.scheduler.config.num_train_timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             encoder_hidden_states=embeds,
             encoder_hidden_states_mask=mask,
             img_shapes=[[(1, height // PACK, width // PACK)]] * count,
