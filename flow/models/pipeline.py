@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flow.fused import fuse
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.folder import find_tiny_decoder
@@ -147,7 +147,7 @@ class PipelineBackbone(ABC):
             device: device of the text encoders.
 
         Returns:
-            Embeddings by the name of the transformer's argument, each [1, ...].
+            The prompt's embeddings, without padding that the model does not attend to.
         """
 
     @abstractmethod
@@ -171,7 +171,7 @@ class PipelineBackbone(ABC):
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.
@@ -200,8 +200,7 @@ class PipelineBackbone(ABC):
         Returns:
             The velocity, float32 [B, C, H, W].
         """
-        rows = {name: each.to(self._dtype) if each.is_floating_point() else each for name, each in conditioning.items()}
-        return self._predict(latents.to(self._dtype), sigma, rows).float()
+        return self._predict(latents.to(self._dtype), sigma, conditioning.to(self._dtype)).float()
 
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
