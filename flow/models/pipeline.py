@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flow.fused import fuse
+from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
@@ -31,7 +31,7 @@ from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
 from flow.quantized.transformer import quantization_of
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, NonFiniteError, one_line, suggest
+from protocol.errors import ModelError, NonFiniteError
 
 SHIFTS = ("use_dynamic_shifting", "shift_terminal")
 """Scheduler options that some families' schedules follow."""
@@ -87,8 +87,10 @@ class PipelineBackbone(ABC):
                 _order_channels_last(vae)
         if self._dtype != torch.float32:
             fuse(self.transformer)
-        if config.attention:
-            self._choose_attention(config.attention)
+        elif config.attention != "native":
+            join_attention(self.transformer)
+        with quiet_libraries():  # always, since the dispatcher's own default is an environment variable's
+            self.transformer.set_attention_backend(config.attention)
         if config.vae_tiling:
             self.vae.enable_tiling()
         if config.gradient_checkpointing:
@@ -281,27 +283,6 @@ class PipelineBackbone(ABC):
         unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
         return rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
-
-    def _choose_attention(self, backend: str) -> None:
-        """Let every attention module use a back end of diffusers' dispatcher."""
-        from diffusers.models.attention_dispatch import AttentionBackendName
-
-        known = sorted(each.value for each in AttentionBackendName)
-        if backend not in known:
-            raise ModelError(
-                f"model.attention must be one of diffusers' back ends, got {backend!r}: {suggest(backend, known)}"
-            )
-        with quiet_libraries():
-            try:
-                self.transformer.set_attention_backend(backend)
-            except (ImportError, RuntimeError, ValueError, OSError) as error:
-                raise ModelError(f"model.attention={backend} cannot be used here: {one_line(error)}") from error
-        processors = [getattr(part, "processor", None) for part in self.transformer.modules()]
-        if not any(getattr(processor, "_attention_backend", None) for processor in processors):
-            raise ModelError(
-                f"model.attention must not be set for {self.family.pipeline}: its attention does not go"
-                f" through diffusers' dispatcher, got {backend!r}"
-            )
 
     def _compile(self, backend: str) -> None:
         """Let torch compile every block of the transformer."""

@@ -4,9 +4,8 @@ torch's device `meta` plays the GPU. It refuses to tell a tensor's values, as a 
 mode below notes whatever goes from one device to the other. On a real GPU torch itself ends the test if it waits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,19 +25,11 @@ from learner.update.objective import Objective
 from protocol.config.learning import LearnerConfig
 from protocol.config.parse import parse_config
 from protocol.messages import Prompt
-from tests.support.worlds.tiny_models import write_flux, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.pipelines import SIDES
 
 PLAYED = "meta"
 MEMBERS = 4
 PROMPT = Prompt(index=0, text="a red circle", negative="blurry")
-FAMILIES: dict[str, Callable[[Path], Path]] = {
-    "sd35": write_sd35,
-    "flux": write_flux,
-    "flux2_klein": write_flux2_klein,
-    "qwen_image": write_qwen_image,
-    "z_image": write_z_image,
-}
 
 
 class Crossings(TorchDispatchMode):
@@ -108,7 +99,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[FlowPolicy, Lora]:
     """A policy with guidance and its adapter; where prompts differ in length, the negative one is shorter."""
-    folder = FAMILIES[family](tmp_path_factory.mktemp("models") / family)
+    folder = SIDES[family].write(tmp_path_factory.mktemp("models") / family)
     model = {"path": str(folder), "height": 16, "width": 16, "max_sequence_length": 40, "guidance": 2.0}
     config = parse_config(
         {
@@ -139,7 +130,7 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize(
     ("family", "name"),
     [("sd35", name) for name in ("guarded", "masked", "distillation", "nft", "dgpo")]
-    + [(family, "guarded") for family in FAMILIES if family != "sd35"],
+    + [(family, "guarded") for family in SIDES if family != "sd35"],
     indirect=["family"],
 )
 def test_a_micro_batch_neither_reads_back_nor_copies_over(
