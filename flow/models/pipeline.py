@@ -89,7 +89,7 @@ class PipelineBackbone(ABC):
             fuse(self.transformer)
         elif config.attention != "native":
             join_attention(self.transformer)
-        with quiet_libraries():  # always, since the dispatcher's own default is an environment variable's
+        with quiet_libraries():  # always: without a choice an environment variable decides
             self.transformer.set_attention_backend(config.attention)
         if config.vae_tiling:
             self.vae.enable_tiling()
