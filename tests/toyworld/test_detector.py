@@ -7,10 +7,10 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
+from benchmarks.pretraining import check
+from benchmarks.pretraining.autoencoder import reconstruct
+from benchmarks.pretraining.dataset import Examples, draw_examples
 from tests.support.worlds.shapes import one_shape
-from toyworld.pretraining import check
-from toyworld.pretraining.autoencoder import reconstruct
-from toyworld.pretraining.dataset import Examples, draw_examples
 from toyworld.world.detector import ShapeDetector
 from toyworld.world.scenes import Scene, Shape, render
 from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE, SHAPES, TAGS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.speed.sides import best_bundles, best_split
 from protocol.config.run import RunConfig
-from tests.deploy.tools.test_balance import COUNTS, config_of
+from tests.support.runs.balance import COUNTS, config_of
 
 
 def test_the_best_split_of_six_gpus(tiny_config: Callable[..., RunConfig]) -> None:
