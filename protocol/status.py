@@ -125,21 +125,6 @@ class Rewards(Document):
     heldout_iteration: int | None = None
 
 
-class Diagnostics(Document):
-    """How the newest update went; meanings in docs/metrics.md."""
-
-    ratio_mean: float | None = None
-    first_ratio_deviation: float | None = None
-    clip_fraction: float | None = None
-    approx_kl: float | None = None
-    grad_norm: float | None = None
-    loss: float | None = None
-    zero_variance: float | None = None
-    missing_scores: float | None = None
-    staleness: int | None = None
-    """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
-
-
 class Bottleneck(Document):
     """Which side the run waits for most."""
 
@@ -191,11 +176,10 @@ class RunStatus(Document):
     checkpoint: int | None = None
     """Iteration of the newest checkpoint."""
     rewards: Rewards = Rewards()
-    gains: dict[str, float | None] = {}
-    """Mean absolute gain of the newest iteration by denoising step."""
-    diagnostics: Diagnostics = Diagnostics()
-    stages: dict[str, float] = {}
-    """Wall seconds of the newest iteration by stage."""
+    metrics: dict[str, float | None] = {}
+    """Numbers of the newest iteration and of the newest evaluation, by their names in docs/metrics.md."""
+    staleness: int | None = None
+    """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
     """Groups and images that wait, by the names of docs/metrics.md: `groups/scored`, `images/<scorer>` …"""
@@ -215,7 +199,7 @@ class RunStatus(Document):
     @computed_field
     @property
     def health(self) -> str:
-        """How the run goes, and what would make it faster, in one sentence for people who see it for the first time."""
+        """How the run goes, in one sentence for people who see it for the first time."""
         return _sentence_of(self)
 
     @field_validator("schema_version")
@@ -342,7 +326,7 @@ class Pulse:
 
 
 def _sentence_of(status: RunStatus) -> str:
-    """Say whether a run learns, which side is slow, and what to do about it."""
+    """Say whether a run learns, and which side is slow."""
     if status.stale_since is not None:
         return "Silent: the run's process or its board is gone; start the same command again to go on."
     if status.phase == "failed":
@@ -375,17 +359,8 @@ def _slow_side(status: RunStatus) -> str:
         return ""
     pool = next((pool for pool in status.pools if pool.name == slow.side), None)
     name = slow.side if "/" in slow.side else f"the {slow.side}"
-    return f"{name} is the slow side{_remedy(pool) if pool else ''}"
-
-
-def _remedy(pool: PoolStatus) -> str:
-    if not pool.is_resizable:
-        return ""
-    if pool.ready < pool.desired:
-        return f" ({pool.ready} of {pool.desired} are ready)"
-    if pool.name == "learner":
-        return ", add a learner worker"
-    return ", add a reward actor" if pool.name.startswith("reward/") else f", add a {pool.name} actor"
+    growing = f" ({pool.ready} of {pool.desired} are ready)" if pool and pool.ready < pool.desired else ""
+    return f"{name} is the slow side{growing}"
 
 
 def _attention(status: RunStatus) -> str:

@@ -262,7 +262,8 @@ def _read_status(name: str, run: _Run) -> RunStatus:
     done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
     if status is None:
         status = _derived(name, run.path, lines, done)
-    return status.model_copy(update={"iteration": done, "lines": outline.count, "rewards": overview.rewards_of(lines)})
+    facts = {"rewards": overview.rewards_of(lines), "metrics": overview.metrics_of(lines)}
+    return status.model_copy(update={"iteration": done, "lines": outline.count} | facts)
 
 
 def _has_all(status: RunStatus, line: dict[str, object] | None) -> bool:
@@ -276,9 +277,7 @@ def _derived(name: str, path: Path, lines: list[MetricLine], done: int) -> RunSt
         iterations = config_of(path).iterations
     except RunFolderError:
         iterations = 0
-    newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
     changed = max(moment for moment, _ in stamps_of(path, METRICS, CONFIG)) / 1e9
-    stages = overview.stages_of(newest)
     return RunStatus(
         run=name,
         session="",
@@ -287,10 +286,7 @@ def _derived(name: str, path: Path, lines: list[MetricLine], done: int) -> RunSt
         iterations=iterations,
         started=changed,
         updated=changed,
-        gains=overview.gains_of(newest),
-        diagnostics=overview.diagnostics_of(newest, staleness=None),
-        stages=stages,
-        bottleneck=overview.bottleneck_of(stages, {}),
+        bottleneck=overview.bottleneck_of(overview.stages_of(overview.metrics_of(lines)), {}),
     )
 
 

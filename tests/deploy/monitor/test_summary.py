@@ -70,6 +70,7 @@ def test_gains_and_stages_are_found_by_their_names():
         "gain/step_10_abs_mean": None,
         "seconds/update": 2.0,
         "seconds/iteration": 9.0,
+        "seconds/evaluation": 5.0,
     }
     assert overview.gains_of(values) == {"0": 0.1, "10": None}
     assert overview.stages_of(values) == {"update": 2.0}
