@@ -25,6 +25,7 @@ from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
 from deploy.api.sse import Position, event_stream
+from deploy.monitor.health import refusal_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, Count, new_command
 from protocol.errors import ContractError
@@ -35,7 +36,6 @@ from protocol.status import (
     RunStatus,
     RunSummary,
     TrajectoryRecord,
-    refusal_of,
     summary_of,
 )
 

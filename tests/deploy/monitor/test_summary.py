@@ -6,7 +6,8 @@ import math
 import pytest
 
 from deploy.monitor import summary as overview
-from protocol.status import MetricLine, Pulse, RunStatus, run_id_of
+from deploy.monitor.health import Pulse
+from protocol.status import MetricLine, RunStatus, run_id_of
 
 
 def steps(*rewards: float | None) -> list[MetricLine]:
