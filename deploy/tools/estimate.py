@@ -67,7 +67,7 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate that `train --dry-run` and `doctor` show."""
+    """The estimate that `train --dry-run` shows."""
 
     evaluations: Evaluations
     rollout: Mapping[str, int]
