@@ -1,8 +1,9 @@
 """Guards against silent wrongness: rules over an iteration's numbers, each with a metric, a condition and a stop rule.
 
 A broken guard sets its condition, and stops the run unless it only warns; the error names the guard, its rule and the
-value. By then the iteration's metrics are on disk but not its checkpoint, so the newest checkpoint is from before the fault. Guards that
-are not rules over numbers are checked where the fault would enter; `docs/reliability.md` lists them all.
+value. By then the iteration's metrics are on disk but not its checkpoint, so the newest checkpoint is from before the
+fault. Guards that are not rules over numbers are checked where the fault would enter; `docs/reliability.md` lists them
+all.
 """
 
 from collections.abc import Callable, Mapping

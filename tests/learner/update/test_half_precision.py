@@ -4,10 +4,9 @@ The adapter of SD3.5's shape: qk-norm, and dual attention in the first blocks. A
 they are the same in every dtype.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,16 @@ from diffusers import SD3Transformer2DModel
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
-from protocol.messages import Adapter, Prompt, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
+from protocol.messages import (
+    Adapter,
+    LearnerState,
+    Prompt,
+    ScoredGroup,
+    ScoredShard,
+    Scores,
+    ShardRequest,
+    digest_of,
+)
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
 from tests.support.worlds.tiny_models import write_sd35
@@ -25,30 +33,87 @@ from tests.support.worlds.tiny_models import write_sd35
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle")
 GROUPS, MEMBERS, SHARD = 96, 48, 4
-PAIRS = 4608
-"""Of an optimizer step in the presets: 24 groups of 24 members with 8 steps. Here each member trains one step."""
+"""Each member trains one step, so 4,608 pairs, as in an optimizer step of the presets: 24 groups of 24 with 8 steps."""
+SIZES = (1e-3, 1e-2)
+"""Of the adapter's B: after a few optimizer steps, and after some more."""
+BOUNDS = {"bfloat16": 0.02, "float16": 0.05}
+"""Of the relative error, of A and of B."""
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four blocks of width 128; latents 4x32x32, so 256 tokens of the image."""
-    return written(tmp_path_factory.mktemp("small"), heads=2, side=32, channels=4)
+def test_the_gradient_of_half_precision_is_that_of_float32(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_equal_gradients(tiny_config, written(tmp_path, heads=2), monkeypatch)
 
 
-def written(folder: Path, *, heads: int, side: int, channels: int) -> Path:
-    """Write a model whose weights have the variance of trained ones, rounded to bfloat16."""
+@pytest.mark.whole
+def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SD3.5-Medium's width, 1,536. It belongs into a laboratory: it takes minutes, and no Ray."""
+    require_equal_gradients(tiny_config, written(tmp_path, heads=24), monkeypatch)
+
+
+def require_equal_gradients(tiny_config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = configured(tiny_config, folder, "float32")
+    adapters = [an_adapter(whole, size) for size in SIZES]
+    groups = scored_groups(whole, adapters[0])
+    exact = gradients(whole, adapters, groups, monkeypatch)
+    errors, shares = {}, {}
+    for dtype in BOUNDS:
+        half = gradients(configured(tiny_config, folder, dtype), adapters, groups, monkeypatch)
+        for size, own, other in zip(SIZES, exact, half, strict=True):
+            shares[dtype, size] = other.zeros - own.zeros
+            for matrix in ("A", "B"):
+                errors[dtype, size, matrix] = relative_difference(own.of(matrix), other.of(matrix))
+    assert all(error <= BOUNDS[dtype] for (dtype, *_), error in errors.items()), errors
+    assert max(shares.values()) < 0.01, shares
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The gradient of one optimizer step, before clipping."""
+
+    by_name: Mapping[str, torch.Tensor]
+    zeros: float
+
+    def of(self, matrix: str) -> torch.Tensor:
+        return torch.cat([part for name, part in self.by_name.items() if f"lora_{matrix}" in name])
+
+
+def gradients(
+    config: RunConfig, adapters: Sequence[Adapter], groups: Sequence[ScoredGroup], monkeypatch: pytest.MonkeyPatch
+) -> list[Taken]:
+    """Let one learner take an update from each adapter."""
+    learner, taken = Learner(config), []
+    for adapter in adapters:
+        with monkeypatch.context() as patch:
+            seen = watch_gradients(patch)
+            learner.restore(LearnerState(iteration=0, adapter=adapter, optimizer={}))
+            metrics = learn(config, groups, learner)
+        sizes = [array.size for array in adapter.arrays.values()]
+        by_name = dict(zip(adapter.arrays, seen[0].split(sizes), strict=True))
+        taken.append(Taken(by_name, metrics["train/zero_gradients"]))
+    return taken
+
+
+def written(folder: Path, *, heads: int) -> Path:
+    """Write four blocks with latents of 16x64x64, as at 512 pixels, so that the image has 1,024 tokens.
+
+    The weights keep the size of what passes through them, and are rounded to bfloat16.
+    """
     width = 64 * heads
     write_sd35(
         folder,
         has_t5=False,
-        sample_size=side,
-        in_channels=channels,
-        out_channels=channels,
+        sample_size=64,
+        in_channels=16,
+        out_channels=16,
         num_layers=4,
         attention_head_dim=64,
         num_attention_heads=heads,
         caption_projection_dim=width,
-        pos_embed_max_size=side,
+        pos_embed_max_size=64,
         dual_attention_layers=(0, 1),
     )
     transformer = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer")
@@ -81,11 +146,11 @@ def configured(tiny_config: Config, folder: Path, dtype: str) -> RunConfig:
     )
 
 
-def an_adapter(learner: Learner, size: float) -> Adapter:
-    """The learner's fresh adapter with B of this size."""
+def an_adapter(config: RunConfig, size: float) -> Adapter:
+    """A fresh adapter with B of this size."""
     numbers = torch.Generator().manual_seed(6)
     arrays = {}
-    for name, array in learner.adapter().arrays.items():
+    for name, array in Learner(config).adapter().arrays.items():
         held = torch.from_numpy(array)
         drawn = size * torch.randn(held.shape, generator=numbers) if "lora_B" in name else held
         arrays[name] = of_bfloat16(drawn).numpy()
@@ -93,7 +158,7 @@ def an_adapter(learner: Learner, size: float) -> Adapter:
 
 
 def scored_groups(config: RunConfig, adapter: Adapter) -> list[ScoredGroup]:
-    """Groups of which the first teaches, by two members of its first shard; in all others every member scores 0.5."""
+    """Groups of which only the first shard teaches: all other members score 0.5, their group's mean."""
     policy = RolloutPolicy(config)
     policy.receive(adapter)
     first = ShardRequest(
@@ -105,8 +170,8 @@ def scored_groups(config: RunConfig, adapter: Adapter) -> list[ScoredGroup]:
         adapter_version=adapter.version,
         adapter_digest=adapter.digest,
     )
-    _, rollout, images = policy.rollout(first)
-    assert len(images) == SHARD
+    _, rollout, _ = policy.rollout(first)
+    facts = rollout.facts()
 
     def shard(group: int, member: int) -> ScoredShard:
         request = replace(first, group=group, first_member=member)
@@ -116,7 +181,7 @@ def scored_groups(config: RunConfig, adapter: Adapter) -> list[ScoredGroup]:
         scores = Scores(values=values, valid=np.ones(SHARD, bool), reasons=("",) * SHARD)
         own = replace(rollout, request=request)
         finals = tuple(f"{group}, {member + row}" for row in range(SHARD))
-        return ScoredShard(rollout=own, facts=replace(rollout.facts(), request=request, finals=finals), scores=scores)
+        return ScoredShard(rollout=own, facts=replace(facts, request=request, finals=finals), scores=scores)
 
     members = range(0, MEMBERS, SHARD)
     return [ScoredGroup(prompt=PROMPT, shards=tuple(shard(g, m) for m in members)) for g in range(GROUPS)]
