@@ -23,8 +23,9 @@ from protocol.errors import (
 from protocol.messages import Adapter
 from protocol.sink import StatusSink
 
-MANY_ZEROS = 0.15
-"""Share of zeros in a gradient of float16 above which it is wrong by more than some percent (docs/models.md)."""
+MANY_ZEROS = 0.1
+"""Share of zeros above which a gradient of float16 is wrong by more than a few percent, as measured in
+docs/models.md."""
 BY_ERROR: Mapping[type[FlowcreditError], str] = {
     StaleAdapterError: "adapter_echo",
     ParityError: "parity_probe",

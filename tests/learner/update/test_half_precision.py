@@ -32,7 +32,7 @@ from tests.support.worlds.tiny_models import write_sd35
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle")
-GROUPS, MEMBERS, SHARD = 96, 48, 4
+GROUPS, MEMBERS, SHARD = 96, 48, 2
 """Each member trains one step, so 4,608 pairs, as in an optimizer step of the presets: 24 groups of 24 with 8 steps."""
 SIZES = (1e-3, 1e-2)
 """Of the adapter's B: after a few optimizer steps, and after some more."""
@@ -57,7 +57,7 @@ def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
 def require_equal_gradients(tiny_config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = configured(tiny_config, folder, "float32")
     adapters = [an_adapter(whole, size) for size in SIZES]
-    groups = scored_groups(whole, adapters[0])
+    groups = scored_groups(configured(tiny_config, folder, "bfloat16"), adapters[0])
     exact = gradients(whole, adapters, groups, monkeypatch)
     errors, shares = {}, {}
     for dtype in BOUNDS:
@@ -177,7 +177,7 @@ def scored_groups(config: RunConfig, adapter: Adapter) -> list[ScoredGroup]:
         request = replace(first, group=group, first_member=member)
         values = np.full(SHARD, 0.5, np.float32)
         if request == first:
-            values[:] = 0.25, 0.375, 0.625, 0.75
+            values[:] = 0.25, 0.75
         scores = Scores(values=values, valid=np.ones(SHARD, bool), reasons=("",) * SHARD)
         own = replace(rollout, request=request)
         finals = tuple(f"{group}, {member + row}" for row in range(SHARD))
