@@ -278,12 +278,15 @@ def rollout_shard(
         means=by_member(step.transition.mean for step in stochastic) if objective in ("guarded", "masked") else None,
         targets=by_member(_targets(clean, index, final)) if objective == "distillation" else None,
     )
+    repeated = policy.backbone.decoded_again
     with meter.timed("decoding"):
         images = policy.backbone.decode(clean, points=points)
         if has_noise and config.records(
             iteration=request.iteration, group=request.group, first_member=request.first_member
         ):
             rollout = replace(rollout, previews=_previews(policy, stochastic, len(members), config.status.trajectories))
+    if again := policy.backbone.decoded_again - repeated:
+        meter.count("images_decoded_again", again)
     meter.count("images", len(images))
     meter.count("images_mb", images.nbytes / 1e6)
     return rollout, images
