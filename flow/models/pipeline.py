@@ -169,9 +169,9 @@ class PipelineBackbone(ABC):
         """
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
+        """Return random embeddings of `count` prompts, for measurements without a text encoder: zeros cost a GPU less."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+        return {"encoder_hidden_states": torch.randn(count, length, width, device=self._device)}
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.

@@ -48,12 +48,12 @@ class StableDiffusion3(PipelineBackbone):
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shapes of the embeddings (CLIP's tokens, then T5's) and of the pooled projections."""
+        """Return random embeddings (CLIP's tokens, then T5's) and pooled projections of `count` prompts."""
         settings = self._pipeline.transformer.config
         length = self._pipeline.tokenizer_max_length + self._config.max_sequence_length
         return {
-            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
-            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
+            "encoder_hidden_states": torch.randn(count, length, settings.joint_attention_dim, device=self._device),
+            "pooled_projections": torch.randn(count, settings.pooled_projection_dim, device=self._device),
         }
 
     def _predict(

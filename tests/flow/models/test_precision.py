@@ -61,7 +61,8 @@ def test_an_attention_back_end_is_used_or_refused_with_one_line(tiny_sd3: Path, 
     flux = write_flux(tmp_path / "flux")
     plain, chosen = loaded(flux), loaded(flux, attention="native")
     latents, sigma = latents_of(plain), torch.full((3,), 0.5)
-    ours, theirs = (each.velocity(latents, sigma, each.example(3)) for each in (plain, chosen))
+    conditioning = plain.example(3)
+    ours, theirs = (each.velocity(latents, sigma, conditioning) for each in (plain, chosen))
     assert torch.equal(ours, theirs)
     with pytest.raises(ModelError, match="must be one of diffusers' back ends, got 'nativ': did you mean 'native'"):
         loaded(flux, attention="nativ")
