@@ -223,7 +223,7 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, setup
 def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) -> dict[str, float]:
     """Measure forward and backward of (trajectory, step) pairs, with an optimizer step after every eight batches."""
     batch = min(setup.learner_batch, setup.members)
-    log_probs, pairs = _pairs(policy, config, batch)
+    log_probs, pairs = pairs_of(policy, config, batch)
     optimizer = torch.optim.AdamW(lora.parameters.values(), lr=1e-9, fused=setup.device == "cuda" or None)
 
     def update() -> None:
@@ -258,7 +258,7 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
     return figures
 
 
-def _pairs(policy: FlowPolicy, config: RunConfig, rows: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+def pairs_of(policy: FlowPolicy, config: RunConfig, rows: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """Return what computes the log-probs of random pairs, and what computes the gradients of their loss."""
     device = next(policy.backbone.transformer.parameters()).device
     latents, following = (normal(at, shape=(rows, *policy.backbone.latent_shape)).to(device) for at in ("now", "next"))
@@ -285,7 +285,7 @@ def _operations_of_a_pair(config: RunConfig, setup: Setup) -> float:
     backbone = random_backbone(plain.model, is_tiny=setup.is_tiny, device=setup.device)
     random_lora(backbone.transformer, plain.model)
     with FlopCounterMode(display=False) as counter:
-        _pairs(policy_of(backbone, plain), plain, 1)[1]()
+        pairs_of(policy_of(backbone, plain), plain, 1)[1]()
     return counter.get_total_flops()
 
 

@@ -169,7 +169,7 @@ class PipelineBackbone(ABC):
         """
 
     def example(self, count: int) -> Conditioning:
-        """Return random embeddings of `count` prompts, for measurements without a text encoder: zeros cost a GPU less."""
+        """Return random embeddings of `count` prompts, for measurements without a text encoder."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
         return {"encoder_hidden_states": torch.randn(count, length, width, device=self._device)}
 
