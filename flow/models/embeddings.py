@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from flow.device import versions_of
 from flow.models.contract import Conditioning
 from flow.models.families import Family
+from flow.models.padding import MASK
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
@@ -95,7 +96,8 @@ class Embeddings:
     def _read(self, text: str) -> Conditioning | None:
         path = self._path(text)
         try:
-            return load_file(path, device=str(self._encoders.device))
+            device = self._encoders.device
+            return {name: each if name == MASK else each.to(device) for name, each in load_file(path).items()}
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError) as error:

@@ -1,7 +1,8 @@
 """Prompts of different length in one shape: embeddings padded to `model.max_sequence_length`, with a mask.
 
 `trimmed` cuts a batch to its longest prompt, so the padding reaches no transformer, except one with compiled blocks,
-which masks it. Rollout and learner cut the same batch to the same length, so the ratio stays exactly 1.
+which masks it. Rollout and learner cut the same batch to the same length, so the ratio stays exactly 1. Masks stay in
+host memory, so that no forward waits for a GPU to tell how long its prompts are.
 """
 
 import torch
@@ -20,7 +21,7 @@ def padded(embeds: Float[Tensor, "1 tokens D"], length: int) -> Conditioning:
     """Return one prompt's embeddings with zeros up to `length` tokens, and their mask: bool [1, L], true for tokens."""
     tokens = embeds.shape[1]
     whole = torch.nn.functional.pad(embeds, (0, 0, 0, length - tokens))
-    return {EMBEDS: whole, MASK: torch.arange(length, device=embeds.device)[None] < tokens}
+    return {EMBEDS: whole, MASK: torch.arange(length)[None] < tokens}
 
 
 def trimmed(conditioning: Conditioning, *, is_compiled: bool = False) -> tuple[Float[Tensor, "B longest D"], list[int]]:

@@ -1,11 +1,14 @@
-"""A learner worker's update never makes the CPU wait for the GPU: no number is read back, nothing small is copied over.
+"""An update and a forward never make the CPU wait for the GPU: no number is read back, nothing small is copied over.
 
 torch's device `meta` plays the GPU. It refuses to tell a tensor's values, as a GPU would have to be waited for, and a
 mode below notes whatever goes from one device to the other. On a real GPU torch itself ends the test if it waits.
 """
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +20,18 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.speed.gpu_model import random_backbone
 from flow.adapter.lora import Lora
 from flow.models.families import SD3
+from flow.models.hollow import hollow_backbone
+from flow.models.padding import MASK
 from flow.policy import FlowPolicy, policy_of
 from learner.update.ema import OldAdapter
 from learner.update.forward import ForwardObjective
 from learner.update.micro_batches import Batch, MicroBatch, NoisedBatch
 from learner.update.objective import Objective
 from protocol.config.learning import LearnerConfig
+from protocol.config.model import ModelConfig
 from protocol.config.parse import parse_config
 from protocol.messages import Prompt
+from tests.support.worlds.architectures import ARCHITECTURES, model_of
 
 PLAYED = "meta"
 MEMBERS = 4
@@ -63,6 +70,22 @@ def waits_refused(where: str) -> Iterator[None]:
     finally:
         if where == "cuda":
             torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def waits_noted(where: str) -> Iterator[Counter[str]]:
+    """The files whose lines make the CPU wait for a GPU, by how often they do."""
+    found: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if where == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            if where == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    found.update(Path(each.filename).name for each in caught if "synchronizing" in str(each.message))
 
 
 def batch_of(kind: type[Batch], k: int, shape: tuple[int, ...], where: str) -> Batch:
@@ -132,6 +155,23 @@ def test_a_micro_batch_neither_reads_back_nor_copies_over(
     if where == PLAYED:  # on a GPU, kernels of attention keep a random state in host memory and read nothing back
         assert found == []
     assert all(parameter.grad is not None for parameter in lora.parameters.values())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_forward_waits_for_no_prompt_s_length(where: str, name: str, tmp_path: Path) -> None:
+    model = ModelConfig.model_validate(model_of(name, "bfloat16", tmp_path))
+    backbone = hollow_backbone(model, device=where, within=torch.device(where))
+    conditioning, length = dict(backbone.example(MEMBERS)), model.max_sequence_length
+    if name in ("qwen_image", "z_image"):
+        conditioning[MASK] = torch.arange(length) < length - torch.arange(MEMBERS)[:, None]
+    latents, sigma = torch.randn(MEMBERS, *backbone.latent_shape, device=where), torch.rand(MEMBERS, device=where)
+    backbone.velocity(latents, sigma, conditioning)  # tables of positions are copied over once
+    with waits_noted(where) as waits, crossings() as found:
+        backbone.velocity(latents, sigma, conditioning)
+    if where == PLAYED:
+        assert found == []
+    allowed = {"transformer_qwenimage.py": 1} if name == "qwen_image" else {}  # diffusers copies one number with a mask
+    assert waits <= Counter(allowed)
 
 
 def test_a_copy_and_a_number_that_is_read_are_noticed() -> None:

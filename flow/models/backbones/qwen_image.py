@@ -87,7 +87,7 @@ class QwenImage(PackedBackbone):
         mask = None
         if min(lengths) < embeds.shape[1]:
             positions = torch.arange(embeds.shape[1], device=latents.device)
-            mask = positions < torch.tensor(lengths, device=latents.device)[:, None]
+            mask = torch.stack([positions < length for length in lengths])  # a list of numbers would be copied over
         predicted = self.transformer(
             hidden_states=pack(latents),
             timestep=sigma * self._pipeline.scheduler.config.num_train_timesteps / 1000,
