@@ -128,7 +128,7 @@ def measured(part: Part, options: Sequence[str], *, limit: float, log: Path) -> 
             code = process.wait(timeout=limit)
             error = None if code == 0 else f"exit code {code}: {_last_line(log)}"
         except subprocess.TimeoutExpired:
-            error = f"stopped after {limit:.0f} s"
+            error = f"stopped after {limit:.3g} s"
         _end(process)
         lines = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
     device = lines[0] if lines else {}

@@ -1,7 +1,7 @@
 """Compiled blocks, again and again: forwards with a gradient have the bits of the one without that a rollout took.
 
-Elsewhere blocks compiled in this way were seen to give a ratio off by 1e-5 now and then. The CPU runs the graphs as they
-are, so it only rehearses this.
+Elsewhere blocks compiled in this way were seen to give a ratio off by 1e-5 now and then. The CPU runs the graphs as
+they are, so it only rehearses this.
 """
 
 from pathlib import Path
