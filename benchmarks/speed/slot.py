@@ -60,7 +60,7 @@ PARTS = (
     Part("medium:forwards", 60, "what a rollout's forward and the VAE spend their time on"),
     Part("medium:gradients", 40, "which loss scale float16 needs"),
     Part("scorers:scorers", 60, "how many reward actors a run needs"),
-    Part("large:flux", 90, "memory beside its estimate, offload, one base for two processes"),
+    Part("large:flux", 120, "memory beside its estimate, offload, one base for two processes"),
     Part("large:qwen", 80, "masked attention, and what waits for the GPU"),
     Part("whole:exactness", 90, "exact replay of every family in half precision"),
 )

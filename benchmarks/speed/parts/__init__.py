@@ -1,6 +1,6 @@
 """The parts of `benchmarks.speed.slot`: each function measures one thing and yields its figures as it finds them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +8,7 @@ import torch
 
 from protocol.errors import one_line
 
-Figures = dict[str, float | str | None]
+Figures = Mapping[str, float | str | None]
 
 
 @dataclass(frozen=True)

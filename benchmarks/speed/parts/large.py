@@ -41,6 +41,8 @@ TINY = {
 """Keys of a transformer's config that are made small."""
 LENGTHS = 64, 48, 32, 16
 """Tokens of the prompts of Qwen-Image's four rows, which are masked."""
+PATIENCE = 60
+"""Seconds within which another process must have started and computed."""
 GIB = 2**30
 
 
@@ -68,7 +70,7 @@ def qwen(where: Where) -> Iterator[Figures]:
     with TemporaryDirectory() as folder:
         model = _model("Qwen/Qwen-Image", where, Path(folder))
         backbone = hollow_backbone(model, device=where.device, within=torch.device(where.device))
-    attach_hollow_adapter(backbone.transformer, adapter_config(model), within=torch.device(where.device))
+        attach_hollow_adapter(backbone.transformer, adapter_config(model), within=torch.device(where.device))
     rows = len(LENGTHS)
     latents, sigma, conditioning = _inputs(backbone, rows, where)
     lengths = torch.tensor(LENGTHS, device=where.device)[:, None]
@@ -87,14 +89,18 @@ def qwen(where: Where) -> Iterator[Figures]:
 
 
 def _model(path: str, where: Where, folder: Path) -> ModelConfig:
+    """Return the model's config; its folder holds the config files that we know, made small if wanted."""
     side, tokens = (32, 64) if where.is_tiny else (512, TOKENS[path])
+    known = known_configs(path)
+    assert known
     if where.is_tiny:
-        shutil.copytree(known_configs(path), folder / "tiny")
-        file = folder / "tiny" / "transformer" / "config.json"
+        known = shutil.copytree(known, folder / "tiny")
+        file = known / "transformer" / "config.json"
         settings = json.loads(file.read_text())
         file.write_text(json.dumps({**settings, **{key: value for key, value in TINY.items() if key in settings}}))
-        path = str(folder / "tiny")
-    return ModelConfig(path=path, dtype="bfloat16", height=side, width=side, max_sequence_length=tokens, lora=LORA)
+    return ModelConfig(
+        path=str(known), dtype="bfloat16", height=side, width=side, max_sequence_length=tokens, lora=LORA
+    )
 
 
 def _inputs(backbone: PipelineBackbone, rows: int, where: Where) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -159,8 +165,13 @@ def _shared(model: ModelConfig, backbone: PipelineBackbone, where: Where) -> Fig
         target=_compute, args=(model, dict(backbone.transformer.state_dict()), inputs, where, answers), daemon=True
     )
     process.start()
-    found, own = answers.get(timeout=90)
-    process.join(timeout=10)
+    while answers.empty():
+        if not process.is_alive() or time.perf_counter() > began + PATIENCE:
+            process.kill()
+            raise RuntimeError(f"no answer from the other process, which ended with {process.exitcode}")
+        time.sleep(0.1)
+    found, own = answers.get()
+    process.join()
     return {
         "bits equal": float(torch.equal(torch.from_numpy(found), expected)),
         "GiB of its own": own,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,9 +24,8 @@ SCALES = 2.0**16, 2.0**21
 
 def benchmark(where: Where, compiler: str | None = None) -> Iterator[Figures]:
     """Run `benchmarks.speed.gpu` with 16 pairs at a time and T' = 2."""
-    sizes = {"members": 2, "rounds": 1} if where.is_tiny else {"learner_batch": 16, "rounds": 2}
-    setup = Setup(device=where.device, is_tiny=where.is_tiny, compile=compiler, substeps=(2,), **sizes)
-    yield from measure(setup)
+    setup = Setup(device=where.device, compile=compiler, learner_batch=16, substeps=(2,), rounds=2)
+    yield from measure(replace(setup, is_tiny=True, members=2, rounds=1) if where.is_tiny else setup)
 
 
 def compiled(where: Where) -> Iterator[Figures]:

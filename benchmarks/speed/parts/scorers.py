@@ -18,6 +18,7 @@ OBJECTS = 6
 """Objects that the detector finds in its first image, more or less as in a generated one."""
 SWIN_SMALL: dict[str, Any] = {"embed_dim": 96, "depths": [2, 2, 18, 2], "num_heads": [3, 6, 12, 24], "window_size": 7}
 TINY_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2], "window_size": 4}
+STAGES: dict[str, Any] = {"out_features": [f"stage{number}" for number in range(1, 5)]}
 TINY_HEAD: dict[str, Any] = {
     "feature_size": 32,
     "mask_feature_size": 32,
@@ -28,9 +29,24 @@ TINY_HEAD: dict[str, Any] = {
     "decoder_layers": 2,
     "num_attention_heads": 2,
 }
-VIT_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-VIT_H = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16}
-TINY_VIT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+VIT_L: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+VIT_H: dict[str, Any] = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+}
+TINY_VIT: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 def scorers(where: Where) -> Iterator[Figures]:
@@ -52,7 +68,7 @@ def _detector(segmenter: Path, clip: Path, images: np.ndarray, device: str) -> F
     (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1])
     scores = sorted((each.score for each in all_found), reverse=True)
     detector = PhotoDetector(**paths, threshold=scores[min(OBJECTS, len(scores) - 1)])
-    figures: Figures = {"objects an image": sum(map(len, detector.detect(images))) / len(images)}
+    figures = {"objects an image": sum(map(len, detector.detect(images))) / len(images)}
     for count in (1, 16):
         part = images[:count]
         figures[f"images/s of {count}"] = count / seconds_of(lambda part=part: detector.detect(part), rounds=1)
@@ -65,7 +81,7 @@ def _precisions(where: Where) -> Iterator[Figures]:
     shape = TINY_VIT if where.is_tiny else VIT_H
     config = CLIPVisionConfig(**shape, image_size=224, patch_size=14, projection_dim=shape["hidden_size"] * 4 // 5)
     with torch.device(where.device):
-        model = CLIPVisionModelWithProjection(config).eval()
+        model: Any = CLIPVisionModelWithProjection(config).eval()
     for name, dtype in (("float32", torch.float32), ("TF32", torch.float32), ("bfloat16", torch.bfloat16)):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "TF32"
         model.to(dtype)
@@ -79,8 +95,7 @@ def _write_segmenter(folder: Path, side: int, where: Where) -> Path:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
     from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
-    stages = [f"stage{number}" for number in range(1, 5)]
-    swin = SwinConfig(**(TINY_SWIN if where.is_tiny else SWIN_SMALL), image_size=side, out_features=stages)
+    swin = SwinConfig(**(TINY_SWIN if where.is_tiny else SWIN_SMALL), **STAGES, image_size=side)
     names = {index: f"thing {index}" for index in range(80)}
     config = Mask2FormerConfig(
         backbone_config=swin,

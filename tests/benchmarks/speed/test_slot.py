@@ -24,7 +24,10 @@ def test_a_part_is_left_out_where_too_little_time_is_left(tmp_path: Path) -> Non
     file = tmp_path / "slot.jsonl"
     main([str(file), *TINY, "--seconds", "1"])
     assert list(results(file)) == [part.name for part in PARTS]
-    assert all(line["left out"].endswith(f"of {part.limit:g}") for part, line in zip(PARTS, results(file).values(), strict=True))
+    assert all(
+        line["left out"].endswith(f"of {part.limit:g}")
+        for part, line in zip(PARTS, results(file).values(), strict=True)
+    )
 
 
 def test_a_part_that_is_stopped_or_fails_says_so(tmp_path: Path) -> None:
