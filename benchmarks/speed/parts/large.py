@@ -62,7 +62,21 @@ def flux(where: Where) -> Iterator[Figures]:
                     partial(_gradient, backbone, work, is_checkpointed=is_checkpointed),
                 )
         yield tried("rest in host memory", partial(_moved, backbone))
-        yield from _estimated(model, counts)
+
+
+def flux_estimate(where: Where) -> Iterator[Figures]:
+    """Estimate what `GiB above` of `flux` measures, as `train --dry-run` does; no GPU is needed, so no slot runs it."""
+    with TemporaryDirectory() as folder:
+        model, fake = _model("black-forest-labs/FLUX.1-dev", where, Path(folder)), FakeTensorMode()
+        backbone = hollow_backbone(model, within=fake)
+        attach_hollow_adapter(backbone.transformer, adapter_config(model), within=fake)
+    keep_as_on_gpu(backbone.transformer)
+    for is_checkpointed in (True, False):
+        _checkpoint(backbone, is_checkpointed=is_checkpointed)
+        for rows in (1, 2) if where.is_tiny else (3, 6):
+            with fake:
+                peak = pass_cost(backbone, rows, has_gradient=True).peak
+            yield {f"{_name(rows, is_checkpointed=is_checkpointed)}, GiB above": peak / GIB}
 
 
 def qwen(where: Where) -> Iterator[Figures]:
@@ -114,8 +128,8 @@ def _name(rows: int, *, is_checkpointed: bool) -> str:
 
 def _gradient(backbone: PipelineBackbone, work: Callable[[], None], *, is_checkpointed: bool = True) -> Figures:
     """Measure forward and backward; the memory is what torch takes above the weights and the adapter."""
-    transformer: Any = backbone.transformer
-    _ = transformer.enable_gradient_checkpointing() if is_checkpointed else transformer.disable_gradient_checkpointing()
+    transformer = backbone.transformer
+    _checkpoint(backbone, is_checkpointed=is_checkpointed)
     transformer.zero_grad(set_to_none=True)
     held = torch.cuda.memory_allocated() / GIB if torch.cuda.is_available() else 0
     with peak_memory() as memory:
@@ -124,23 +138,9 @@ def _gradient(backbone: PipelineBackbone, work: Callable[[], None], *, is_checkp
     return {"forward and backward ms": 1e3 * seconds, "GiB held": held, "GiB above": memory["gib"] - held}
 
 
-def _estimated(model: ModelConfig, counts: tuple[int, ...]) -> Iterator[Figures]:
-    """Estimate what `GIB above` measures, as `train --dry-run` does."""
-    fake = FakeTensorMode()
-    backbone = hollow_backbone(model, within=fake)
-    attach_hollow_adapter(backbone.transformer, adapter_config(model), within=fake)
-    keep_as_on_gpu(backbone.transformer)
+def _checkpoint(backbone: PipelineBackbone, *, is_checkpointed: bool) -> None:
     transformer: Any = backbone.transformer
-    for is_checkpointed in (True, False):
-        _ = (
-            transformer.enable_gradient_checkpointing()
-            if is_checkpointed
-            else transformer.disable_gradient_checkpointing()
-        )
-        for rows in counts:
-            with fake:
-                peak = pass_cost(backbone, rows, has_gradient=True).peak
-            yield {f"{_name(rows, is_checkpointed=is_checkpointed)}, estimated GiB above": peak / GIB}
+    _ = transformer.enable_gradient_checkpointing() if is_checkpointed else transformer.disable_gradient_checkpointing()
 
 
 def _moved(backbone: PipelineBackbone) -> Figures:

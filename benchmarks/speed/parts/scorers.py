@@ -51,6 +51,7 @@ TINY_VIT: dict[str, Any] = {
 
 def scorers(where: Where) -> Iterator[Figures]:
     """Measure images per second of the detector by the size of its input, and of CLIP by model and precision."""
+    torch.use_deterministic_algorithms(mode=False)  # as in a reward actor: Mask2Former needs a cumsum
     images = np.random.default_rng(0).integers(0, 256, (16, *([32] * 2 if where.is_tiny else [512] * 2), 3), np.uint8)
     with TemporaryDirectory() as folder:
         clip = _write_clip(Path(folder) / "clip", where)

@@ -12,12 +12,12 @@ from benchmarks.speed.parts import Figures, Where
 
 def exactness(where: Where) -> Iterator[Figures]:
     """Run the tests of `tests/gpu` that need no Ray."""
-    yield _tested(where, "not ray")
+    yield _tested(where, "not ray", processes=8)
 
 
 def on_ray(where: Where) -> Iterator[Figures]:
-    """Run those that need Ray, four at a time."""
-    yield _tested(where, "ray", "-n", "4")
+    """Run those that need Ray."""
+    yield _tested(where, "ray", processes=4)
 
 
 def run(where: Where) -> Iterator[Figures]:
@@ -28,10 +28,17 @@ def run(where: Where) -> Iterator[Figures]:
         yield dict(iterate(setup, Path(folder) / "run", iterations=3, words=words))
 
 
-def _tested(where: Where, which: str, *words: str) -> Figures:
-    device = "gpu" if where.device == "cuda" else "not gpu"
-    command = [sys.executable, "-m", "pytest", "-m", f"{device} and {which}", *words, "-v", "tests/gpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    sys.stdout.write(done.stdout)  # for the log
-    sys.stderr.write(done.stderr)
-    return {"code": done.returncode, "tests": done.stdout.strip().splitlines()[-1] if done.stdout else None}
+def _tested(where: Where, which: str, *, processes: int) -> Figures:
+    device, spread = ("gpu", ["-n", str(processes)]) if where.device == "cuda" else ("not gpu", [])
+    command = [sys.executable, "-m", "pytest", "-v", "-m", f"{device} and {which}", *spread, "tests/gpu"]
+    lines = [""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(line)  # the log has it even if this process is stopped
+            sys.stdout.flush()
+            lines.append(line.strip())
+    return {
+        "code": process.returncode,
+        "tests": lines[-1],
+        "failed": "; ".join(each for each in lines if each.startswith("FAILED")),
+    }
