@@ -10,14 +10,20 @@ seconds, limit, device, torch's version, its figures and, if it did not end well
 figures that it had found. `slot.log` beside the results holds what the parts print. A part for which too little of the
 whole time is left is left out; a shorter one after it may still run.
 
-It runs with any interpreter that has torch, transformers, peft and what `benchmarks/speed/wheels.txt` lists. For a
-machine without a package index these travel as files, 33 MiB:
+It runs with any interpreter that has torch and the packages around it (`tests/support/worlds/bare.py` lists them), and
+what `benchmarks/speed/wheels.txt` lists. To a machine without a package index that travels as files, 31 MiB beside the
+23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made small:
 
-    python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
-        --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-        --constraint constraints.txt --dest wheels --requirement benchmarks/speed/wheels.txt
-    python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site wheels/*.whl   # there
-    export PYTHONPATH=/tmp/site
+    download="python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --constraint constraints.txt \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \
+        --platform manylinux2014_x86_64"
+    $download --dest wheels --requirement benchmarks/speed/wheels.txt
+    $download --dest wheels/ray --requirement benchmarks/speed/wheels_ray.txt
+    python3 -m benchmarks.speed.slim_wheel wheels/ray/ray-*.whl
+
+    # there, with wheels/*.whl, and before --ray with wheels/ray/*.whl
+    python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site wheels/*.whl
+    PYTHONPATH=/tmp/site python3 -m benchmarks.speed.slot slot.jsonl
 """
 
 import json
