@@ -233,17 +233,17 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
         optimizer.zero_grad(set_to_none=True)
 
     began = time.perf_counter()
+    with torch.inference_mode():
+        drawn = log_probs()  # before any gradient, as a rollout does
     pairs()
     wait()
     first = time.perf_counter() - began
-    with torch.inference_mode():
-        drawn = log_probs()
     kinds = milliseconds_by_kind(pairs, device=setup.device)
     with peak_memory() as memory:
         seconds = seconds_of(update, rounds=setup.rounds)
     deviations = [float((log_probs().detach() - drawn).abs().max()) for _ in range(REPLAYS)]
     figures = {
-        "learner, first batch s": first,
+        "learner, first forward and batch s": first,
         "learner, pairs/s": 8 * batch / seconds,
         "learner, TFLOP/s": 8 * batch * _operations_of_a_pair(config, setup) / seconds / 1e12,
         "learner, peak GiB": memory["gib"],

@@ -11,7 +11,7 @@ figures that it had found. `slot.log` beside the results holds what the parts pr
 whole time is left is left out; a shorter one after it may still run.
 
 It runs with any interpreter that has torch and the packages around it (`tests/support/worlds/bare.py` lists them), and
-what `benchmarks/speed/wheels.txt` lists. To a machine without a package index that travels as files, 31 MiB beside the
+what `benchmarks/speed/wheels.txt` lists. To a machine without a package index that travels as files, 32 MiB beside the
 23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made small:
 
     download="python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --constraint constraints.txt \

@@ -87,8 +87,7 @@ def qwen(where: Where) -> Iterator[Figures]:
         attach_hollow_adapter(backbone.transformer, adapter_config(model), within=torch.device(where.device))
     rows = len(LENGTHS)
     latents, sigma, conditioning = _inputs(backbone, rows, where)
-    lengths = torch.tensor(LENGTHS, device=where.device)[:, None]
-    conditioning[MASK] = torch.arange(max(LENGTHS), device=where.device) < lengths
+    conditioning[MASK] = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]  # in host memory, as a run's
 
     def work(*, has_gradient: bool) -> None:
         with torch.set_grad_enabled(has_gradient):
