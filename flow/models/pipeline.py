@@ -172,9 +172,9 @@ class PipelineBackbone(ABC):
         """
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
+        """Return random embeddings of `count` prompts, for measurements without a text encoder."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
+        return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.

@@ -117,12 +117,12 @@ def test_every_attention_of_a_transformer_takes_the_back_end_of_the_config(
         monkeypatch.setitem(_AttentionBackendRegistry._backends, back_end, noted)
     # as the environment variable DIFFUSERS_ATTN_BACKEND=flash does
     monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", AttentionBackendName.FLASH)
-    velocities = []
+    velocities, conditioning = [], loaded(folder, dtype=dtype).example(3)
     for settings in ({}, {"attention": "_native_math"}):
         backbone = loaded(folder, dtype=dtype, **settings)
         used.clear()
         with torch.no_grad():
-            velocities.append(backbone.velocity(latents_of(backbone), torch.full((3,), 0.5), backbone.example(3)))
+            velocities.append(backbone.velocity(latents_of(backbone), torch.full((3,), 0.5), conditioning))
         assert set(used) <= {settings.get("attention", "native")}
         assert used or not settings, "without a choice SD3 in float32 keeps diffusers' own attention, which has none"
     own, other = velocities
