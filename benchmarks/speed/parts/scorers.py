@@ -114,9 +114,10 @@ def _write_segmenter(folder: Path, side: int, where: Where) -> Path:
 
 
 def _write_clip(folder: Path, where: Where) -> Path:
-    from toyworld.pretraining import tokenizer as words
     from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from benchmarks.pretraining import tokenizer as words
 
     tokenizer = words.build()
     tokenizer.model_max_length = 77
