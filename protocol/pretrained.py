@@ -1,7 +1,7 @@
 """The one way to load pretrained models and tokenizers: whole, or refused in one line.
 
 Libraries fill tensors that a file lacks at random, or make a vocabulary of two words, and say so in a log. Every
-`from_pretrained` of this project goes through this module, whose caller chooses the class and the exception.
+`from_pretrained` of this project goes through this module. The caller chooses the class and the exception.
 """
 
 import json
@@ -17,7 +17,15 @@ for 151,936, CLIP's as many as rows."""
 AGAIN = "copy or download it again"
 
 
-def loaded(load: Callable[..., Any], source: Path | str, *, what: str, error: type[InputError], **options: Any) -> Any:
+def loaded(
+    load: Callable[..., Any],
+    source: Path | str,
+    *,
+    what: str,
+    error: type[InputError],
+    remedy: str = "",
+    **options: Any,
+) -> Any:
     """Call `load(source, **options)`; whatever the library raises becomes one line.
 
     Args:
@@ -25,6 +33,7 @@ def loaded(load: Callable[..., Any], source: Path | str, *, what: str, error: ty
         source: a folder or a hub id.
         what: names part and folder in the line.
         error: the exception to raise.
+        remedy: what to do about it.
         options: further arguments of `load`.
 
     Returns:
@@ -38,7 +47,7 @@ def loaded(load: Callable[..., Any], source: Path | str, *, what: str, error: ty
     except FlowcreditError:
         raise
     except Exception as failure:  # libraries raise any type, even Exception itself, for a broken folder
-        raise error(f"{what} cannot be loaded: {one_line(failure) or type(failure).__name__}") from failure
+        raise error(f"{what} cannot be loaded: {one_line(failure)}{remedy and f'; {remedy}'}") from failure
 
 
 def load_whole(

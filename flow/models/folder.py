@@ -75,8 +75,8 @@ def require_schedule_class(name: Any, path: str) -> None:
     """
     if name != SCHEDULER:
         raise ModelError(
-            f"the scheduler of model folder {path} must be a {SCHEDULER}, got {name}: our schedule would differ from its"
-            " sigmas"
+            f"the scheduler of model folder {path} must be a {SCHEDULER}, got {name}: our schedule would differ from"
+            " its sigmas"
         )
 
 

@@ -1,4 +1,4 @@
-"""Load a pretrained model or only its text encoders, or check it; the folder's `model_index.json` decides the family."""
+"""Load or check a pretrained model, or load only its text encoders; `model_index.json` decides the family."""
 
 from pathlib import Path
 

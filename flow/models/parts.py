@@ -76,7 +76,7 @@ def read_model(kind: Any, place: Path, what: str, *, is_outline: bool = False, *
 def read_tiny_decoder(
     config: ModelConfig, folder: Path, *, dtype: torch.dtype | None = None, is_outline: bool = False
 ) -> Any:
-    """Read the decoder that `model.tiny_decoder` names for the model of a folder, like `read_part`; None without one."""
+    """Read the decoder that `model.tiny_decoder` names for a model's folder; None without one. See `read_part`."""
     from diffusers import AutoencoderTiny
 
     place = find_tiny_decoder(config, folder, is_whole=not is_outline)

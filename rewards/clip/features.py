@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from protocol.errors import ScorerError
 from protocol.messages import Prompt
-from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained
+from protocol.pretrained import require_vocabulary
+from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
 
 VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4
@@ -54,6 +56,8 @@ class ClipFeatures:
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
         self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+        what = f"the tokenizer of {processor or model!r} for the weights {model!r}"
+        require_vocabulary(self._tokenizer, loaded.text_model, what=what, error=ScorerError)
         self._length = loaded.config.text_config.max_position_embeddings
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
@@ -63,6 +67,9 @@ class ClipFeatures:
         """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
         require_pretrained(model, *WEIGHTS)
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
+        from transformers import CLIPModel
+
+        require_whole(CLIPModel.from_pretrained, model)
 
     @property
     def scale(self) -> float:
