@@ -57,9 +57,14 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
 
     wanted = [INDEX, *(f"{part}/*" for part in parts)]
     with _explained(repo, revision):
-        return Path(
+        folder = Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
         )
+        models = (part for part in parts if (folder / part / "config.json").exists())
+        only_halved = [f"{part}/*.fp16*" for part in models if not any((folder / part).glob("*.safetensors"))]
+        if only_halved:  # a repository whose only safetensors files are of this variant
+            snapshot_download(repo, revision=revision, allow_patterns=only_halved, ignore_patterns=["*.bin"])
+        return folder
 
 
 def config_folder(repo: str, revision: str | None) -> Path:

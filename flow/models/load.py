@@ -8,9 +8,9 @@ from flow.adapter.lora import require_start
 from flow.models.contract import Backbone
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.folder import adapter_config, find_configs, find_model, read_settings
+from flow.models.folder import adapter_config, find_configs, find_model
 from flow.models.hub import adapter_folder, is_on_hub
-from flow.models.parts import may_lack_weights, read_part, read_text_parts, read_tiny_decoder
+from flow.models.parts import may_lack_weights, read_part, read_text_parts, read_tiny_decoder, scheduler_settings
 from flow.models.pipeline import PipelineBackbone, require_known_schedule
 from flow.models.reading import quiet_libraries
 from flow.models.text import TextEncoders
@@ -38,8 +38,7 @@ def require_loadable(model: ModelConfig) -> None:
     """
     index, folder = find_configs(model)
     with quiet_libraries():
-        scheduler = read_settings(folder / "scheduler" / "scheduler_config.json")
-        require_known_schedule(scheduler, backbone_class(index.family).schedule_options, path=model.path)
+        require_known_schedule(scheduler_settings(folder), backbone_class(index.family).schedule_options)
         transformer, _ = (
             None if may_lack_weights(model.path, folder / part) else read_part(folder, part, is_outline=True)
             for part in ("transformer", "vae")

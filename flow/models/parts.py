@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from flow.models.families import Family
-from flow.models.folder import IMAGE_VAES, find_tiny_decoder, read_settings
+from flow.models.folder import IMAGE_VAES, SCHEDULER, find_tiny_decoder, read_settings, require_schedule_class
 from flow.models.hub import INDEX, KNOWN, is_on_hub
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
@@ -29,6 +29,9 @@ from protocol.pretrained import (
 
 STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 """How each library names the files of a part's weights."""
+PAIR = "text_encoder", "tokenizer"
+OPTIONAL = {"text_encoder_3", "tokenizer_3"}
+"""SD3's T5, without which its pipeline works too."""
 UNQUANTISED = "use the unquantised model and model.quantize=nf4"
 
 
@@ -113,15 +116,20 @@ def read_text_parts(
     """
     index = read_settings(folder / INDEX)
     parts: dict[str, Any] = dict.fromkeys(family.text_parts)
-    for part in family.text_parts:
-        if not part.startswith(("text_encoder", "tokenizer")) or not names_part(index, part):
-            continue
+    named = [part for part in family.text_parts if part.startswith(PAIR) and names_part(index, part)]
+    wanted = {_partner(part) for part in named} | {part for part in parts if part.startswith(PAIR)} - OPTIONAL
+    lacking = sorted(wanted - set(named))
+    if lacking and KNOWN not in folder.parents:
+        raise ModelError(
+            f"model folder {folder} must name its text encoders and tokenizers in {INDEX}, got no {lacking[0]}"
+        )
+    for part in named:
         if part.startswith("text_encoder"):
             if not is_outline or not may_lack_weights(path, folder / part):
                 parts[part] = read_part(folder, part, dtype=dtype, is_outline=is_outline)
             continue
         parts[part] = read_tokenizer(folder, part)
-        encoder = parts[part.replace("tokenizer", "text_encoder")]
+        encoder = parts[_partner(part)]
         if encoder is not None:
             require_vocabulary(parts[part], encoder, what=_what(folder, part), error=ModelError)
     return parts
@@ -141,12 +149,29 @@ def pipeline_of(family: Family, folder: Path, **parts: Any) -> Any:
     """Make a family's pipeline of parts that are read already, and of the scheduler of a model's folder.
 
     Raises:
-        ModelError: the scheduler cannot be read.
+        ModelError: the scheduler cannot be read, or is of a class whose sigmas ours are not.
     """
     import diffusers
 
+    scheduler_settings(folder)
     load, what = getattr(diffusers, family.pipeline).from_pretrained, f"model folder {folder} as {family.pipeline}"
     return loaded(load, folder, what=what, error=ModelError, local_files_only=True, **parts)
+
+
+def scheduler_settings(folder: Path) -> dict[str, Any]:
+    """Return the config of a model's scheduler.
+
+    Raises:
+        ModelError: it cannot be read, or another class wrote it.
+    """
+    settings = read_settings(folder / "scheduler" / "scheduler_config.json")
+    require_schedule_class(settings.get("_class_name", SCHEDULER), str(folder))
+    return settings
+
+
+def _partner(part: str) -> str:
+    encoder, tokenizer = PAIR
+    return part.replace(encoder, tokenizer) if part.startswith(encoder) else part.replace(tokenizer, encoder)
 
 
 def names_part(index: dict[str, Any], part: str) -> bool:

@@ -18,7 +18,6 @@ from flow.fused import fuse
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.folder import SCHEDULER, require_schedule_class
 from flow.models.made_for import sizes_of
 from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
 from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
@@ -71,7 +70,7 @@ class PipelineBackbone(ABC):
         self._device = device
         self._dtype = dtype_of(config)
         self._vae_dtype = vae_dtype_of(config)
-        require_known_schedule(pipeline.scheduler.config, self.schedule_options, path=config.path)
+        require_known_schedule(pipeline.scheduler.config, self.schedule_options)
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
@@ -307,18 +306,16 @@ class PipelineBackbone(ABC):
         return height // self._sizes.scale, width // self._sizes.scale
 
 
-def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str], *, path: str) -> None:
+def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str]) -> None:
     """Check that a model's scheduler has the sigmas that its family's schedule computes.
 
     Args:
         settings: the scheduler's config.
         followed: options of `SHIFTS` that the family's schedule follows.
-        path: names the model in the error.
 
     Raises:
-        ModelError: its class or an option would give other sigmas.
+        ModelError: an option would give other sigmas.
     """
-    require_schedule_class(settings.get("_class_name", SCHEDULER), path)
     unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
     if settings.get("use_dynamic_shifting") and settings.get("time_shift_type", "exponential") != "exponential":
         unknown.append("time_shift_type")
