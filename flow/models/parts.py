@@ -187,8 +187,8 @@ def part_class(folder: Path, part: str) -> Any:
         ModelError: the index names none, or one that diffusers and transformers do not have.
     """
     index = read_settings(folder / INDEX)
-    library, name = index[part] if names_part(index, part) else (None, None)
-    kind = library in STEMS and getattr(import_module(library), name, None)
+    library, name = index[part] if names_part(index, part) else ("", "")
+    kind = getattr(import_module(library), name, None) if library in STEMS else None
     if not inspect.isclass(kind):
         raise ModelError(
             f"{_what(folder, part)} must be a class of diffusers or transformers in {INDEX}, got {index.get(part)}"

@@ -14,6 +14,7 @@ import numpy as np
 from protocol.errors import ScorerError
 from protocol.messages import Prompt
 from protocol.pretrained import require_vocabulary
+from protocol.resources import resolve
 from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
 
 VIT_L = "openai/clip-vit-large-patch14"
@@ -67,9 +68,11 @@ class ClipFeatures:
         """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
         require_pretrained(model, *WEIGHTS)
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
-        from transformers import CLIPModel
+        from transformers import CLIPModel, CLIPTokenizer
 
         require_whole(CLIPModel.from_pretrained, model)
+        if resolve(processor or model).is_dir():
+            load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
 
     @property
     def scale(self) -> float:

@@ -42,8 +42,8 @@ def read_tensors(source: str, *, file: str, is_outline: bool = False) -> dict[st
         return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if file.endswith(".safetensors"):
         return load_file(found)
-    options = {"map_location": "meta", "mmap": is_zipfile(found)} if is_outline else {"map_location": "cpu"}
-    return torch.load(found, weights_only=True, **options)
+    where = "meta" if is_outline else "cpu"
+    return torch.load(found, map_location=where, weights_only=True, mmap=is_outline and is_zipfile(found))
 
 
 def outline_of(source: str, *, file: str) -> dict[str, Any] | None:
