@@ -48,8 +48,11 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         return way(path, what=what, error=ScorerError, remedy=remedy, **options)
 
 
-def require_whole(load: Callable[..., Any], source: str) -> None:
+def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
     """Check by headers alone what `load_pretrained` checks of a model; of a hub id, check what its cache holds.
+
+    Returns:
+        The model without memory; None if there are no headers here.
 
     Raises:
         ScorerError: the weights cannot be read, or are not those of the model.
@@ -58,10 +61,11 @@ def require_whole(load: Callable[..., Any], source: str) -> None:
     if is_hub_id(source) and not folder.exists():
         held = cached_on_hub(source)
         if held is None or not (held / "config.json").exists():
-            return
+            return None
         folder = held
-    if any(folder.glob("*.safetensors")):  # pickled weights have no header
-        load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
+    if not any(folder.glob("*.safetensors")):
+        return None  # pickled weights have no header
+    return load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
 
 
 def require_pretrained(source: str, *patterns: str) -> None:

@@ -57,8 +57,7 @@ class ClipFeatures:
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
         self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
-        what = f"the tokenizer of {processor or model!r} for the weights {model!r}"
-        require_vocabulary(self._tokenizer, loaded.text_model, what=what, error=ScorerError)
+        _require_pair(self._tokenizer, loaded, processor or model)
         self._length = loaded.config.text_config.max_position_embeddings
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
@@ -70,9 +69,10 @@ class ClipFeatures:
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
         from transformers import CLIPModel, CLIPTokenizer
 
-        require_whole(CLIPModel.from_pretrained, model)
+        outline = require_whole(CLIPModel.from_pretrained, model)
         if resolve(processor or model).is_dir():
-            load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+            tokenizer = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+            _require_pair(tokenizer, outline, processor or model)
 
     @property
     def scale(self) -> float:
@@ -128,6 +128,12 @@ class ClipScorer:
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
         """Accept any prompt."""
+
+
+def _require_pair(tokenizer: Any, model: Any, source: str) -> None:
+    if model is not None:
+        what = f"the tokenizer of {source!r}"
+        require_vocabulary(tokenizer, model.text_model, what=what, error=ScorerError)
 
 
 def _unit(features: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CLIPTokenizer
 
 from protocol.errors import ScorerError
 from rewards.scorer import build_scorer, require_ready
@@ -45,6 +46,10 @@ def without_words(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
+def of_few_words(folder: Path) -> None:
+    CLIPTokenizer(vocab={"<|startoftext|>": 0, "<|endoftext|>": 1}, merges=[]).save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("scorer", "damage", "message"),
     [
@@ -62,6 +67,7 @@ def without_words(folder: Path) -> None:
         ("hpsv2", cut, "cannot be loaded: .*not fully covered"),
         ("pickscore", quantised, "not quantised, got quantization_config bitsandbytes: use the unquantised model"),
         ("pickscore", without_words, "must hold tokenizer.json or vocab.json and merges.txt, got no vocab.json"),
+        ("clipscore", of_few_words, "the tokenizer of '.*clip' must have about as many tokens .*, got 2 for 190 rows"),
     ],
 )
 def test_a_clip_that_is_not_whole_is_refused_by_its_headers_too(
