@@ -14,6 +14,8 @@ from protocol.errors import FlowcreditError, InputError, one_line
 LEAST_OF_ROWS = 0.9
 """Least share of an embedding's rows that a tokenizer must use: T5's has 32,100 tokens for 32,128 rows, Qwen's 151,669
 for 151,936, CLIP's as many as rows."""
+COUNTER = "num_batches_tracked"
+"""A batch norm's counter of training steps, which no forward reads."""
 AGAIN = "copy or download it again"
 
 
@@ -89,12 +91,12 @@ def require_tensors(model: Any, found: Mapping[str, Any], *, what: str, error: t
     if kind not in architectures:
         own = {name for name, _ in model.named_children()}
         unknown = [name for name in unknown if name.partition(".")[0] in own]
-    lacking = sorted(found["missing_keys"])
+    lacking = sorted(name for name in found["missing_keys"] if not name.endswith(COUNTER))
     odd = sorted(name for name, *_ in found["mismatched_keys"])
-    for names, fault in ((lacking, "are missing"), (odd, "have another shape"), (unknown, "are unknown")):
+    for names, fault in ((lacking, "missing"), (odd, "of another shape"), (unknown, "unknown")):
         if names:
             raise error(
-                f"{what} must hold exactly the tensors of a {kind}, got {len(names)} that {fault}, such as"
+                f"{what} must hold exactly the tensors of a {kind}, got {len(names)} {fault}, such as"
                 f" {names[0]}: {AGAIN}"
             )
 

@@ -22,6 +22,11 @@ def known_configs(repo: str) -> Path | None:
     return folder if is_hub_id(repo) and folder.is_dir() else None
 
 
+def is_known(folder: Path) -> bool:
+    """Tell whether a folder belongs to the config files that we ship, which have neither weights nor tokenizers."""
+    return KNOWN in folder.parents
+
+
 def is_on_hub(path: str) -> bool:
     """Tell whether a path of the config is a hub id; a folder or file of that name on this machine comes first."""
     return not path.startswith(SCHEME) and is_hub_id(path) and not resolve(path).exists()

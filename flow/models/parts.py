@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from flow.models.families import Family
 from flow.models.folder import IMAGE_VAES, SCHEDULER, find_tiny_decoder, read_settings, require_schedule_class
-from flow.models.hub import INDEX, KNOWN, is_on_hub
+from flow.models.hub import INDEX, is_known, is_on_hub
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from protocol.pretrained import (
@@ -119,7 +119,7 @@ def read_text_parts(
     named = [part for part in family.text_parts if part.startswith(PAIR) and names_part(index, part)]
     wanted = {_partner(part) for part in named} | {part for part in parts if part.startswith(PAIR)} - OPTIONAL
     lacking = sorted(wanted - set(named))
-    if lacking and KNOWN not in folder.parents:
+    if lacking and not is_known(folder):
         raise ModelError(
             f"model folder {folder} must name its text encoders and tokenizers in {INDEX}, got no {lacking[0]}"
         )
@@ -205,7 +205,7 @@ def whole_settings(folder: Path, part: str) -> dict[str, Any]:
 
 def may_lack_weights(path: str | None, place: Path) -> bool:
     """Tell whether a part's weights are not here yet and need not be: of a hub id, or of configs that we ship."""
-    return path is not None and (is_on_hub(path) or KNOWN in place.parents) and not has_weights(place)
+    return path is not None and (is_on_hub(path) or is_known(place)) and not has_weights(place)
 
 
 def has_weights(place: Path) -> bool:
@@ -220,7 +220,7 @@ def _outline(kind: Any, place: Path, what: str) -> Any:
 
     files = _files(place, STEMS["diffusers"])
     settings = loaded(kind.load_config, place, what=what, error=ModelError, local_files_only=True)
-    with init_empty_weights():
+    with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
     if not files and any(place.glob("*.bin")):
         return model  # pickled weights have no header

@@ -56,13 +56,13 @@ def of_few_words(folder: Path) -> None:
         (
             "pickscore",
             changed(lambda held: {name: held[name] for name in held if name != "text_projection.weight"}),
-            "tensors of a CLIPModel, got 1 that are missing, such as text_projection.weight",
+            "tensors of a CLIPModel, got 1 missing, such as text_projection.weight",
         ),
-        ("clipscore", changed(lambda held: held | {"extra": torch.ones(1)}), "1 that are unknown, such as extra"),
+        ("clipscore", changed(lambda held: held | {"extra": torch.ones(1)}), "1 unknown, such as extra"),
         (
             "diversity",
             changed(lambda held: held | {"visual_projection.weight": torch.ones(12, 15)}),
-            "1 that have another shape, such as visual_projection.weight",
+            "1 of another shape, such as visual_projection.weight",
         ),
         ("hpsv2", cut, "cannot be loaded: .*not fully covered"),
         ("pickscore", quantised, "not quantised, got quantization_config bitsandbytes: use the unquantised model"),

@@ -95,16 +95,16 @@ PROJECTION = "text_model.encoder.layers.0.self_attn.q_proj"
 FAULTS: dict[str, tuple[Damage, str]] = {
     "encoder lacks one": (
         without("text_encoder", f"{PROJECTION}.weight"),
-        rf"text_encoder of .*model .* 1 that are missing, such as {PROJECTION}.weight",
+        rf"text_encoder of .*model .* 1 missing, such as {PROJECTION}.weight",
     ),
     "encoder lacks two": (
         without("text_encoder_2", "text_projection.weight", f"{PROJECTION}.bias"),
-        rf"text_encoder_2 of .* 2 that are missing, such as {PROJECTION}.bias",
+        rf"text_encoder_2 of .* 2 missing, such as {PROJECTION}.bias",
     ),
-    "encoder has more": (with_more("text_encoder", "extra.weight"), "text_encoder of .* 1 that are unknown.*extra"),
+    "encoder has more": (with_more("text_encoder", "extra.weight"), "text_encoder of .* 1 unknown.*extra"),
     "encoder of another shape": (
         shorter("text_encoder_3", "encoder.final_layer_norm.weight"),
-        "text_encoder_3 of .* 1 that have another shape, such as encoder.final_layer_norm.weight",
+        "text_encoder_3 of .* 1 of another shape, such as encoder.final_layer_norm.weight",
     ),
     "encoder cut": (cut("text_encoder/model.safetensors"), "text_encoder of .* cannot be loaded: .*not fully covered"),
     "encoder quantised": (
@@ -122,7 +122,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         without("transformer", "proj_out.bias"),
         "transformer of .* missing, such as proj_out.bias",
     ),
-    "transformer has more": (with_more("transformer", "extra"), "transformer of .* 1 that are unknown, such as extra"),
+    "transformer has more": (with_more("transformer", "extra"), "transformer of .* 1 unknown, such as extra"),
     "transformer of another shape": (shorter("transformer", "proj_out.bias"), "transformer of .*proj_out.bias"),
     "transformer cut": (cut(weights_of("transformer")), "transformer of .* cannot be loaded: "),
     "transformer lacks a key": (
