@@ -66,6 +66,9 @@ def _check_model(config: RunConfig) -> None:
     read_index(config.model)
     require_revisions(config.model)
     require_sizes(config)
+    from flow.models.load import require_loadable
+
+    require_loadable(config.model)
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer
 

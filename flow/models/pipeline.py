@@ -4,6 +4,7 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -17,16 +18,9 @@ from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.folder import find_tiny_decoder
 from flow.models.made_for import sizes_of
-from flow.models.reading import (
-    UNREADABLE,
-    clip_tokens,
-    dtype_of,
-    quiet_libraries,
-    unreadable,
-    vae_dtype_of,
-)
+from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
+from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
 from flow.quantized.transformer import quantization_of
@@ -77,7 +71,7 @@ class PipelineBackbone(ABC):
         self._device = device
         self._dtype = dtype_of(config)
         self._vae_dtype = vae_dtype_of(config)
-        self._require_known_schedule()
+        require_known_schedule(pipeline.scheduler.config, self.schedule_options)
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
@@ -114,25 +108,18 @@ class PipelineBackbone(ABC):
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
-        absent = dict.fromkeys(cls.family.text_parts)
-        dtypes = {"default": torch.float32, "transformer": dtype_of(config), "vae": vae_dtype_of(config)}
         with quiet_libraries():
-            import diffusers
-
-            try:
-                pipeline = getattr(diffusers, cls.family.pipeline).from_pretrained(
-                    folder, local_files_only=True, dtype=dtypes, quantization_config=quantization_of(config), **absent
-                )
-                pipeline.tokenizer_max_length = clip_tokens(folder)
-                tiny: Any = find_tiny_decoder(config, folder)
-                tiny = tiny and diffusers.AutoencoderTiny.from_pretrained(
-                    tiny, local_files_only=True, dtype=vae_dtype_of(config)
-                )
-            except UNREADABLE as error:
-                raise unreadable(folder, cls.family, error) from error
+            transformer = read_part(
+                folder, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
+            )
+            vae = read_part(folder, "vae", dtype=vae_dtype_of(config))
+            tiny = read_tiny_decoder(config, folder, dtype=vae_dtype_of(config))
+            absent = dict.fromkeys(cls.family.text_parts)
+            pipeline = pipeline_of(cls.family, folder, transformer=transformer, vae=vae, **absent)
+            pipeline.tokenizer_max_length = clip_tokens(folder)
             pipeline.to(device)
             if tiny:
-                tiny.to(device)  # pyrefly: ignore[bad-argument-type]
+                tiny.to(device)
         encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
@@ -306,17 +293,6 @@ class PipelineBackbone(ABC):
 
         CompiledBlocks(self.transformer, backend, device=self._device.type)
 
-    def _require_known_schedule(self) -> None:
-        settings = self._pipeline.scheduler.config
-        unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
-        if settings.use_dynamic_shifting and settings.time_shift_type != "exponential":
-            unknown.append("time_shift_type")
-        unknown += [option for option in SHIFTS if settings.get(option) and option not in self.schedule_options]
-        if unknown:
-            raise ModelError(
-                f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
-            )
-
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of an image in the VAE's latents; by default for the pipeline's own image size."""
         if height is None or width is None:
@@ -324,6 +300,26 @@ class PipelineBackbone(ABC):
             height = width = side
         self._sizes.require(height, width)
         return height // self._sizes.scale, width // self._sizes.scale
+
+
+def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str]) -> None:
+    """Check that a model's scheduler has the sigmas that its family's schedule computes.
+
+    Args:
+        settings: the scheduler's config.
+        followed: options of `SHIFTS` that the family's schedule follows.
+
+    Raises:
+        ModelError: an option would give other sigmas.
+    """
+    unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
+    if settings.get("use_dynamic_shifting") and settings.get("time_shift_type", "exponential") != "exponential":
+        unknown.append("time_shift_type")
+    unknown += [option for option in SHIFTS if settings.get(option) and option not in followed]
+    if unknown:
+        raise ModelError(
+            f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
+        )
 
 
 def _order_channels_last(vae: torch.nn.Module) -> None:
