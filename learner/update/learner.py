@@ -19,7 +19,7 @@ from learner.credit.assign import Assignment, RewardTables, assign_credit, rewar
 from learner.credit.step_weights import step_weights
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
-from learner.update.lanes import Gradient, Lanes, Seat
+from learner.update.lanes import Gradient, Lanes, Seat, added
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
 from learner.update.micro_batches import (
     ShardTask,
@@ -223,6 +223,10 @@ class Learner:
         """Add up this worker's lanes of the mini-batch, and begin the next one."""
         return self._lanes.take(range(self._seat.worker, self._config.learner.lanes, self._seat.workers))
 
+    def added(self, one: Gradient, other: Gradient) -> Gradient:
+        """Add the sums of two workers."""
+        return added(one, other)
+
     def step(self, gradient: Gradient, *, first: int, epoch: int) -> None:
         """Take an optimizer step with the gradient of all workers.
 
@@ -245,7 +249,7 @@ class Learner:
         """Return the results of the update on this worker's shards."""
         return Findings(pieces=tuple(self._pieces), probed=self._probed, work=self._work())
 
-    def finish(self, findings: Sequence[Findings]) -> Finished:
+    def finish(self, *findings: Findings) -> Finished:
         """End the update with the findings of all workers; the adapter's version grows by one.
 
         Raises:
