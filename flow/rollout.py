@@ -276,7 +276,6 @@ def rollout_shard(
         image_index=index.numpy(),
         further_index=None if further is None else further.numpy(),
         means=by_member(step.transition.mean for step in stochastic) if objective in ("guarded", "masked") else None,
-        targets=by_member(_targets(clean, index, final)) if objective == "distillation" else None,
     )
     with meter.timed("decoding"):
         images = policy.backbone.decode(clean, points=points)
@@ -396,13 +395,6 @@ def _granular(
         grid=stack_grids(grids, [len(after.latents)] * count).to(after.latents.device),
         velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
     )
-
-
-def _targets(
-    clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
-) -> list[Float[Tensor, "N C H W"]]:
-    """Return the clean latents after each stochastic step: the completion of the next point, or the finished ones."""
-    return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:

@@ -48,7 +48,6 @@ class Earlier:
         reward_weights: Mapping[str, float],
         step_weights: Float[Tensor, " T"],
         baseline: Float[Tensor, " T"] | None = None,
-        slopes: Float[Tensor, " T"] | None = None,
         kl: KlConfig | None = None,
     ) -> Assignment:
         """Assign the credit of one iteration; the arguments are those of `assign_credit`."""
@@ -60,7 +59,6 @@ class Earlier:
             reward_weights=reward_weights,
             step_weights=step_weights,
             baseline=baseline,
-            slopes=slopes,
             kl=kl,
         )
         if self._before is None:

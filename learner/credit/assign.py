@@ -157,7 +157,6 @@ def assign_credit(
     reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
-    slopes: Float[Tensor, " T"] | None = None,
     kl: KlConfig | None = None,
 ) -> Assignment:
     """Assign credit to all groups of an iteration, mixed as `config.mixture` says.
@@ -175,7 +174,6 @@ def assign_credit(
         reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: running mean gain of each step over the earlier iterations, for `ema`.
-        slopes: running slope of each point over the earlier iterations, for `slopes_decay`.
         kl: decides which members have the KL penalty.
 
     Returns:
@@ -185,10 +183,10 @@ def assign_credit(
         ContractError: a reward that `advantages` mixes has no score where the mixture has one, or the reward of
             `config.diversity` is no distance.
     """
-    credit = _assign(tables, config, step_weights, baseline, slopes)
+    credit = _assign(tables, config, step_weights, baseline)
     if config.mixture == "advantages":
         parts = [
-            weight * _assign(_alone(tables, name), config, step_weights, baseline, slopes).advantages
+            weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
             for name, weight in reward_weights.items()
         ]
         credit = replace(credit, advantages=torch.stack(parts).sum(0))
@@ -211,19 +209,18 @@ def _assign(
     config: CreditConfig,
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None,
-    earlier: Float[Tensor, " T"] | None,
 ) -> Assignment:
     """Assign credit by `tables.rewards` and by the rewards of further granularities."""
     weights = config.step_weights
     before = step_weights if weights.order == "before" else torch.ones_like(step_weights)
-    step_rewards, slopes, values = _step_rewards(tables, config, earlier)
+    step_rewards, slopes, values = _step_rewards(tables, config)
     step_rewards = step_rewards * before
     pool = step_rewards.flatten(0, 1)
     after = updated_baseline(baseline, pool, decay=config.ema_decay) if config.normalise == "ema" else None
     normalise = _normaliser(config, pool, _in_use(baseline, after))
     advantages = torch.stack([normalise(group) for group in step_rewards])
     for end in tables.further:
-        own = _step_rewards(end, config, earlier)[0] * before
+        own = _step_rewards(end, config)[0] * before
         normalise = _normaliser(config, own.flatten(0, 1), None)
         advantages = advantages + torch.stack([normalise(group) for group in own])
         step_rewards = step_rewards + own
@@ -235,7 +232,7 @@ def _assign(
 
 
 def _step_rewards(
-    tables: RewardTables, config: CreditConfig, earlier: Float[Tensor, " T"] | None
+    tables: RewardTables, config: CreditConfig
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"] | None, Float[Tensor, "G N P"] | None]:
     """Compute step rewards by the credit rule, and slopes and values if values are calibrated."""
     rewards, slopes, values = tables.rewards, None, None
@@ -254,10 +251,10 @@ def _step_rewards(
         means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
         if not is_calibrated:
             return means, None, None
-        step_rewards, slopes = judged(means, others, finals, before=earlier, decay=config.slopes_decay)
+        step_rewards, slopes = judged(means, others, finals)
         return step_rewards, slopes, None
     if config.values == "calibrated" and config.rule != "uniform":
-        values, slopes = calibrated(rewards, before=earlier, decay=config.slopes_decay)
+        values, slopes = calibrated(rewards)
         rewards = values
     rules: dict[str, CreditRule] = {"uniform": uniform, "gains": gains, "gae": partial(gae, decay=config.gae_lambda)}
     return along_windows(rules[config.rule], rewards, tables.explored, tables.skipped), slopes, values

@@ -153,9 +153,6 @@ def judged(
     means: Float[Tensor, "G N T"],
     others: Float[Tensor, "G N T"],
     finals: Float[Tensor, "G N"],
-    *,
-    before: Float[Tensor, " T"] | None = None,
-    decay: float = 0.0,
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"]]:
     """Calibrated trees: a step earns its branch's mean minus the part of it that the parent's other members predict.
 
@@ -171,8 +168,6 @@ def judged(
         means: from `tree`.
         others: from `tree`.
         finals: rewards of the finished images.
-        before: as in `calibrated`.
-        decay: as in `calibrated`.
 
     Returns:
         Step rewards, NaN where the mean is; slopes, NaN for a step without a branch that has others.
@@ -181,13 +176,11 @@ def judged(
     own, rest = means.double() - centre, others.double() - centre
     both = ~(own.isnan() | rest.isnan())
     above, below = (torch.where(both, product, 0.0).sum((0, 1)) for product in (own * rest, rest.square()))
-    slopes = _slopes(above, below, both.any(1).any(0), before=before, decay=decay)
+    slopes = _slopes(above, below, both.any(1).any(0))
     return (own - slopes.nan_to_num() * rest.nan_to_num()).float(), slopes
 
 
-def calibrated(
-    rewards: Float[Tensor, "G N P"], *, before: Float[Tensor, " T"] | None = None, decay: float = 0.0
-) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
+def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
     """Value calibration: a value V_k for each point in place of its reward, and the slopes b_k.
 
         d_k = r_k - mean over the group's members at point k
@@ -202,8 +195,6 @@ def calibrated(
 
     Args:
         rewards: all groups of the iteration; NaN where missing, and at points that a trajectory did not explore.
-        before: running slopes of the earlier iterations, NaN for a point without one.
-        decay: share of `before` in the slopes: b <- decay b_before + (1 - decay) b, where both are known.
 
     Returns:
         Values, NaN where the reward is; slopes, NaN for a step without a pair of scores, and 0 where a point's rewards
@@ -220,25 +211,15 @@ def calibrated(
             above[k] += (own * deviations(table[both, -1])).sum()
             below[k] += own.square().sum()
             seen[k] |= both.any()
-    slopes = _slopes(above, below, seen, before=before, decay=decay)
+    slopes = _slopes(above, below, seen)
     differences = torch.stack([_column_deviations(table) for table in tables])
     return (differences * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
-def _slopes(
-    above: Float[Tensor, " T"],
-    below: Float[Tensor, " T"],
-    seen: Bool[Tensor, " T"],
-    *,
-    before: Float[Tensor, " T"] | None,
-    decay: float,
-) -> Float[Tensor, " T"]:
-    """Return clip(above / below, 0, 1), NaN for a step that is not seen, with a share of the earlier slopes."""
+def _slopes(above: Float[Tensor, " T"], below: Float[Tensor, " T"], seen: Bool[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return clip(above / below, 0, 1), NaN for a step that is not seen."""
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
     slopes[~seen] = torch.nan
-    if decay and before is not None:
-        pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
-        slopes = torch.where(slopes.isnan(), before, pooled)
     return slopes
 
 

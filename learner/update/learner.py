@@ -134,7 +134,6 @@ class Learner:
         self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
-        self._slopes: torch.Tensor | None = None
         self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
@@ -269,7 +268,6 @@ class Learner:
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
-        self._slopes = assignment.slopes if self._config.credit.slopes_decay else None
         self._groups = []  # their trajectories would stay in the object store until the next update
         if self._old:
             self._old.update(self._optimizer_steps())
@@ -328,7 +326,6 @@ class Learner:
             old=self._copied(self._old),
             reference=self._copied(self._reference),
             baseline=_without_nan(self._baseline),
-            slopes=_without_nan(self._slopes),
         )
 
     def restore(self, state: LearnerState) -> None:
@@ -368,7 +365,7 @@ class Learner:
             self._old.load(state.old or state.adapter)
         if self._reference:
             self._reference.load(state.reference or without(state.adapter))
-        self._baseline, self._slopes = _with_nan(state.baseline), _with_nan(state.slopes)
+        self._baseline = _with_nan(state.baseline)
         self.iteration = state.iteration
         self._rest()
 
@@ -422,7 +419,6 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
-            slopes=self._slopes,
             kl=self._config.learner.kl,
         )
         return tables, assignment
@@ -469,12 +465,7 @@ class Learner:
 
     def _choice(self, batch: "MiniBatch") -> StepChoice:
         settings = self._config.learner
-        return StepChoice(
-            fraction=settings.step_fraction,
-            seed=self._config.seed,
-            epoch=batch.epoch,
-            subsample_below=settings.subsample_below,
-        )
+        return StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=batch.epoch)
 
     def _all_pairs(self, batch: "MiniBatch") -> int:
         """Count the pairs of the mini-batch as if no score were missing; all its groups have as many as the first."""

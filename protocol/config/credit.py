@@ -85,8 +85,6 @@ class CreditConfig(Section):
     the slope of a regression of final rewards on it over this iteration. For `tree`: `raw` compares each branch with
     the group; `calibrated` subtracts what the other members of the state in which it split predict, likewise by the
     slope of a regression."""
-    slopes_decay: Decay = 0.0
-    """`calibrated`: share of the earlier iterations' slopes that an iteration keeps, in [0, 1); 0 keeps none."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
     """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,

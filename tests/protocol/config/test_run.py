@@ -214,16 +214,8 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "sampling.granularities beyond [1] needs credit.rule uniform",
         ),
         (
-            {"completion": {"every": 2}, "learner": {"objective": "distillation"}},
-            "which need every point, got 2: leave it out, or take gains or gae",
-        ),
-        (
             {"completion": {"every": 2}, "credit": {"rule": "turning_point"}},
-            "completion.every must be 1 for credit.rule turning_point and learner.objective distillation",
-        ),
-        (
-            {"credit": {"rule": "uniform"}, "learner": {"objective": "distillation"}},
-            "distillation needs completed points, got credit.rule 'uniform': take gains",
+            "completion.every must be 1 for credit.rule turning_point, which needs every point, got 2",
         ),
         (
             {"credit": {"normalise": "per_step", "step_weights": {"rule": "piecewise", "order": "before"}}},
@@ -252,15 +244,6 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         (
             {"learner": {"objective": "awm", "kl": {"weight": 0.1}}},
             "learner.kl.rule must be `velocity` for objective awm, got 'full': it has no steps with a std",
-        ),
-        (
-            {"learner": {"subsample_below": 0.5, "kl": {"weight": 0.1}}},
-            "learner.subsample_below must be 0 for objectives and KL terms that train pairs without an advantage too,"
-            " got 0.5 with 'clipped' and learner.kl.weight 0.1: they would be left out; drop one of the two",
-        ),
-        (
-            {"learner": {"subsample_below": 0.5, "objective": "nft"}},
-            "learner.subsample_below must be 0 for objectives and KL terms",
         ),
         (
             {"sampling": {"splits": [0.5]}, "credit": {"rule": "tree"}, "group": {"size": 4, "shard": 1}},
