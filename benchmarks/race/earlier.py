@@ -23,8 +23,10 @@ import learner.update.learner
 from benchmarks.race.race import RUNS as RACE
 from benchmarks.race.race import Cell, run_cell
 from deploy.folder.read import lines_of
-from learner.credit.assign import Assignment, RewardTables, assign_credit
-from learner.credit.rules import along_windows, deviations, gae, per_step
+from learner.credit.assign import Assignment, assign_credit
+from learner.credit.normalisers import deviations, per_step
+from learner.credit.rules import gae
+from learner.credit.tables import RewardTables, along_windows
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 

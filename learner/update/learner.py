@@ -15,8 +15,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
-from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
+from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
+from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flow.maths.noise import SHARED, forward_noise
 from flow.pieces import even_pieces
-from learner.credit.assign import Strides, no_strides
+from learner.credit.tables import Strides, no_strides
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from protocol.config.cluster import ClusterConfig, require_divisor
-from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
+from protocol.config.credit import CreditConfig, needs_of
 from protocol.config.guards import GuardsConfig
 from protocol.config.learning import FORWARD, GroupConfig, LearnerConfig
 from protocol.config.model import ModelConfig
@@ -183,7 +183,7 @@ class RunConfig(Section):
                     f"group.shard must be group.size {self.group.size}, got {self.group.shard}: rewards.{name} sees a"
                     " whole group; leave it out"
                 )
-            if self.scores_points or len(self.sampling.granularities) > 1:
+            if self.credit.rule not in ("uniform", "tree") or len(self.sampling.granularities) > 1:
                 raise ValueError(
                     f"rewards.{name}.sees group needs a method that scores finished images once, got credit.rule"
                     f" {self.credit.rule!r} and sampling.granularities {list(self.sampling.granularities)}: take"
@@ -356,7 +356,7 @@ class RunConfig(Section):
     @property
     def scores_points(self) -> bool:
         """Whether the credit rule needs a reward at every point, not only for the finished image."""
-        return self.credit.rule in CREDIT_RULES_OF_POINTS
+        return needs_of(self.credit.rule).needs_points
 
     @property
     def images_per_member(self) -> int:
@@ -368,12 +368,10 @@ class RunConfig(Section):
     @property
     def credits_groups_alone(self) -> bool:
         """Whether a group's scores alone give its credit, so that it can train before the iteration's last group."""
-        credit = self.credit
-        if credit.scale == "iteration" or credit.normalise == "ema":
+        credit, needs = self.credit, needs_of(self.credit.rule)
+        if credit.scale == "iteration" or credit.normalise == "ema" or needs.needs_iteration:
             return False
-        if credit.rule == "turning_point":
-            return not credit.turning_point.is_balanced
-        return credit.rule == "uniform" or credit.values == "raw"
+        return credit.values == "raw" or not needs.uses_values
 
     @property
     def trains_early(self) -> bool:

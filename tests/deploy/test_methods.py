@@ -9,7 +9,7 @@ import yaml
 from deploy import presets
 from deploy.presets import load_config, merge, method_names, read_method
 from flow.maths.windows import splits_of
-from protocol.config.credit import CREDIT_RULES_OF_POINTS
+from protocol.config.credit import needs_of
 from protocol.config.run import RunConfig, flatten
 from protocol.errors import ConfigError
 from tests.support.paths import ROOT
@@ -48,7 +48,7 @@ def test_a_method_file_states_only_what_it_changes_and_all_that_its_window_and_p
     assert flatten(base()["identity"]).keys() <= flatten(identity).keys()
     window = identity["sampling"]["window"]
     assert WINDOWS[window["rule"]] <= window.keys()
-    if identity["credit"]["rule"] in CREDIT_RULES_OF_POINTS:
+    if needs_of(identity["credit"]["rule"]).needs_points:
         assert {"rule", "solver", "every"} <= identity["completion"].keys()
 
 

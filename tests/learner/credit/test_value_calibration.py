@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.rules import calibrated, centred, gains, joint
+from learner.credit.normalisers import centred, joint
+from learner.credit.rules import calibrated, gains
 
 REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
 
