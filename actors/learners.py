@@ -79,7 +79,7 @@ class LearnerWorker(Alive):
             while coming:
                 rollout = cast(Rollout, coming.result())
                 coming = next(fetches, None)
-                arrays = (rollout.latents, rollout.log_probs, rollout.means, rollout.targets)
+                arrays = (rollout.latents, rollout.log_probs, rollout.means)
                 self._fetched += sum(array.nbytes for array in arrays if array is not None)
                 yield rollout
 

@@ -15,8 +15,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
-from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
+from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
+from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat, added
@@ -134,7 +135,6 @@ class Learner:
         self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
-        self._slopes: torch.Tensor | None = None
         self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
@@ -273,7 +273,6 @@ class Learner:
             )
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, self._group_credits
-        self._slopes = assignment.slopes if self._config.credit.slopes_decay else None
         self._groups = []  # their trajectories would stay in the object store until the next update
         if self._old:
             self._old.update(self._optimizer_steps())
@@ -332,7 +331,6 @@ class Learner:
             old=self._copied(self._old),
             reference=self._copied(self._reference),
             baseline=_without_nan(self._baseline),
-            slopes=_without_nan(self._slopes),
         )
 
     def restore(self, state: LearnerState) -> None:
@@ -372,7 +370,7 @@ class Learner:
             self._old.load(state.old or state.adapter)
         if self._reference:
             self._reference.load(state.reference or without(state.adapter))
-        self._baseline, self._slopes = _with_nan(state.baseline), _with_nan(state.slopes)
+        self._baseline = _with_nan(state.baseline)
         self.iteration = state.iteration
         self._rest()
 
@@ -426,7 +424,6 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
-            slopes=self._slopes,
             kl=self._config.learner.kl,
         )
         return tables, assignment
@@ -473,12 +470,7 @@ class Learner:
 
     def _choice(self, batch: "MiniBatch") -> StepChoice:
         settings = self._config.learner
-        return StepChoice(
-            fraction=settings.step_fraction,
-            seed=self._config.seed,
-            epoch=batch.epoch,
-            subsample_below=settings.subsample_below,
-        )
+        return StepChoice(fraction=settings.step_fraction, seed=self._config.seed, epoch=batch.epoch)
 
     def _all_pairs(self, batch: "MiniBatch") -> int:
         """Count the pairs of the mini-batch as if no score were missing; all its groups have as many as the first."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.assign import assign_credit, reward_tables
+from learner.credit.assign import assign_credit
+from learner.credit.tables import reward_tables
 from learner.update.metrics import group_metrics
 from protocol.config.credit import CreditConfig
 from protocol.messages import Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest

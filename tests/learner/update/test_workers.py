@@ -93,7 +93,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "guarded": {"learner": {"objective": "guarded"}},
         "masked": {"learner": {"objective": "masked", "epochs": 2}},
-        "distillation": {"learner": {"objective": "distillation"}},
         "nft": {"learner": FORWARD | {"objective": "nft"}, **ODE},
         "awm": {"learner": FORWARD | {"objective": "awm", "epochs": 2}, **ODE},
         "nft with step credit": {"learner": FORWARD | {"objective": "nft"}},
@@ -102,10 +101,8 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "learner": FORWARD | {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity", "reset_above": 1e-12}},
             **ODE,
         },
-        "pooled slopes": {"credit": {"slopes_decay": 0.8}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "a share of the steps": {"learner": {"step_fraction": 0.6, "epochs": 2}},
-        "subsampled micro-batches": {"learner": {"subsample_below": 1.0, "epochs": 2}},
         "a running mean": {"learner": {"average": {"decay": 0.9, "every": 1}}},
         "cut forwards": {"model": {"forward_batch": 1}},
         "older adapters": {"group": {**MANY, "max_lag": 1}},
