@@ -245,6 +245,7 @@ def rollout_shard(
     meter.count("main_evaluations", main)
     meter.count("completion_evaluations", policy.evaluations - begun - main)
     rollout = _packed(policy, request, config, sampled, completed)
+    repeated = policy.backbone.decoded_again
     with meter.timed("decoding"):
         images = policy.backbone.decode(completed.clean, points=completed.points)
         if sampled.stochastic and config.records(
@@ -252,6 +253,8 @@ def rollout_shard(
         ):
             previews = _previews(policy, sampled.stochastic, request.members, config.status.trajectories)
             rollout = replace(rollout, previews=previews)
+    if again := policy.backbone.decoded_again - repeated:
+        meter.count("images_decoded_again", again)
     meter.count("images", len(images))
     meter.count("images_mb", images.nbytes / 1e6)
     return rollout, images

@@ -356,6 +356,7 @@ class Counter:
     """
 
     latent_shape: tuple[int, int, int] = (1, 1, SMALL)
+    decoded_again = 0
 
     def __init__(self, backbone: PipelineBackbone) -> None:
         self.transformer: nn.Module = nn.Linear(1, 1)

@@ -4,7 +4,7 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 """
 
 from abc import ABC, abstractmethod
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -60,6 +60,7 @@ class PipelineBackbone(ABC):
     family: ClassVar[Family]
     schedule_options: ClassVar[frozenset[str]] = frozenset()
     """Scheduler options that the family's schedule follows, of `SHIFTS`."""
+    decoded_again = 0
 
     def __init__(
         self,
@@ -222,6 +223,8 @@ class PipelineBackbone(ABC):
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
         """Decode clean latents, at most `decode_batch` at a time, and round to 8 bits as the pipeline does.
 
+        An image whose decoding overflows in half precision is decoded again, alone and in float32.
+
         Args:
             latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
@@ -230,7 +233,7 @@ class PipelineBackbone(ABC):
             The images, uint8 [B, height, width, 3].
 
         Raises:
-            NonFiniteError: the VAE's dtype overflows.
+            NonFiniteError: the latents are not finite, or float32 overflows too.
         """
         tiny = points if self.tiny_decoder else 0
         parts = ((True, latents[:tiny]), (False, latents[tiny:]))
@@ -273,15 +276,28 @@ class PipelineBackbone(ABC):
             self.tiny_decoder.to(device)
 
     def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
-        images = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
-        if not torch.isfinite(images).all():
-            raise NonFiniteError(
-                f"decoded images must be finite, got NaN or infinity of a VAE in {images.dtype}:"
-                " set model.vae_dtype=float32"
-            )
-        unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))
+        pixels = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
+        unit = cast(Tensor, self._pipeline.image_processor.postprocess(pixels, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
-        return rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        images = rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        overflowed = (~torch.isfinite(pixels).flatten(1).all(1)).nonzero().flatten().tolist()
+        if overflowed:
+            if not torch.isfinite(latents[overflowed]).all():
+                raise NonFiniteError("latents that are decoded must be finite, got NaN or infinity")
+            if pixels.dtype == torch.float32:
+                raise NonFiniteError("decoded images must be finite, got NaN or infinity of a VAE in float32")
+            exact = self._decoding_in_float32()
+            for row in overflowed:
+                images[row] = exact._images(latents[row : row + 1], is_tiny=is_tiny)[0]
+            self.decoded_again += len(overflowed)
+        return images
+
+    def _decoding_in_float32(self) -> Self:
+        """Return this model with float32 copies of its decoders; they are freed with it."""
+        other = copy(self)
+        other.vae, other.tiny_decoder = (part and deepcopy(part).float() for part in (self.vae, self.tiny_decoder))
+        other._vae_dtype = torch.float32
+        return other
 
     def _choose_attention(self, backend: str) -> None:
         """Let every attention module use a back end of diffusers' dispatcher."""

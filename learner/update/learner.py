@@ -21,7 +21,7 @@ from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat, added
-from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
+from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
 from learner.update.micro_batches import (
     ShardTask,
     StepChoice,
@@ -42,6 +42,8 @@ Fetch = Callable[[Sequence[Any]], Iterable[Rollout]]
 """Turns handles of shards into their trajectories."""
 SCALER = "grad_scaler"
 """Prefix of float16's loss scale in the saved optimizer state; the other entries begin with a parameter's name."""
+GROWTH_INTERVAL = 100
+"""Optimizer steps without an overflow after which float16's loss scale doubles; an overflow halves it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ class Learner:
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device)
         start_adapter(self._lora, config)
-        self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
+        is_scaled = config.model.dtype == "float16"
+        self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
         self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
@@ -242,8 +245,8 @@ class Learner:
         pairs = sum(task.pairs for task in self._tasks(batch, stop=first + batch.size))
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learner.rate(self.iteration)
-        norm = self._take_step(gradient, scale=self._all_pairs(batch) / max(1, pairs))
-        self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm))
+        norm, zeros = self._take_step(gradient, scale=self._divisor(batch) / max(1, pairs))
+        self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm, zeros=zeros))
 
     def findings(self) -> Findings:
         """Return the results of the update on this worker's shards."""
@@ -476,12 +479,20 @@ class Learner:
         """Count the pairs of the mini-batch as if no score were missing; all its groups have as many as the first."""
         return batch.size * sum(task.all_pairs for task in self._tasks(batch, stop=batch.first + 1))
 
+    def _divisor(self, batch: "MiniBatch") -> int:
+        """Return the number that divides each loss before its backward: all pairs of the mini-batch.
+
+        In float16 it is 1, and only the sum is divided, in float32: one pair's share of a mean over thousands of pairs
+        has gradients below float16's smallest number.
+        """
+        return 1 if self._scaler.is_enabled() else self._all_pairs(batch)
+
     def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
         """Run every micro-batch of a shard forward and backward."""
-        all_pairs = self._all_pairs(batch)
+        divisor = self._divisor(batch)
         for piece, (k, losses) in enumerate(self._losses(task, rollout, batch)):
             total = losses.loss.sum()
-            self._scaler.scale(total / all_pairs).backward()
+            self._scaler.scale(total / divisor).backward()
             order = (batch.number, task.number, piece)
             self._pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
 
@@ -517,14 +528,15 @@ class Learner:
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
 
-    def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
-        """Clip and step; return the gradient's norm before clipping, or None if no step was taken."""
+    def _take_step(self, gradient: Gradient, *, scale: float) -> tuple[float | None, float | None]:
+        """Clip and step; return the gradient's norm before clipping and its zeros, or None if no step was taken."""
         if not gradient:
-            return None
+            return None, None
         for name, parameter in self._lora.parameters.items():
             held = gradient.get(name)
             parameter.grad = None if held is None else torch.tensor(held, device=self._device).mul_(scale)
         self._scaler.unscale_(self._optimizer)
+        zeros = zero_share(self._lora.parameters)
         norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
         is_overflow = not torch.isfinite(norm)
         if is_overflow and self._scaler.get_scale() <= 1:
@@ -533,10 +545,10 @@ class Learner:
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         if is_overflow:
-            return None
+            return None, None
         if self._average:
             self._average.update(self._optimizer_steps())
-        return norm.item()
+        return norm.item(), zeros
 
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""

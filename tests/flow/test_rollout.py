@@ -14,6 +14,7 @@ from flow.adapter.lora import Lora
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import clean_estimate
+from flow.meter import Meter
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
@@ -540,6 +541,28 @@ def test_a_preview_that_overflows_the_vae_costs_the_record_and_not_the_shard(
     shard, images = sample(Overflows(), tiny_config(credit={"rule": "uniform"}), iteration=0, group=0)
     assert (shard.previews, len(images)) == (None, 3)
     assert "cannot be decoded: the VAE overflows" in caplog.text
+
+
+def test_images_that_were_decoded_again_are_part_of_the_shard_s_work(backbone: Backbone, tiny_config: Config) -> None:
+    class Repeats:
+        """A backbone that decodes two images of each call again."""
+
+        decoded_again = 5
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backbone, name)
+
+        def decode(self, latents: torch.Tensor, *, points: int = 0) -> np.ndarray:
+            self.decoded_again += 2
+            return backbone.decode(latents, points=points)
+
+    def work(model: Any) -> dict[str, float]:
+        config, meter = tiny_config(credit={"rule": "uniform"}), Meter()
+        rollout_shard(policy_of(model, config), request(iteration=1), config, meter)
+        return meter.read()
+
+    assert work(Repeats())["work/images_decoded_again"] == 2
+    assert "work/images_decoded_again" not in work(backbone)
 
 
 def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_images_only(
