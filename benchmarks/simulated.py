@@ -23,7 +23,7 @@ from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from flow.device import library_facts
 from learner.update.lanes import Gradient, Seat, added
-from learner.update.learner import Findings, Finished
+from learner.update.update import Findings, Finished
 from protocol.config.run import RunConfig
 from protocol.messages import (
     Adapter,

@@ -134,14 +134,16 @@ def shard_tasks(
     group_credits: Sequence[Credit],
     *,
     choice: StepChoice,
+    first: int = 0,
     strides: Strides = no_strides,
 ) -> list[ShardTask]:
-    """Make the tasks of a mini-batch's shards in their fixed order: group, then shard.
+    """Make the tasks of the shards of a mini-batch's groups in their fixed order: group, then shard.
 
     Args:
-        groups: the groups of the mini-batch.
+        groups: neighbouring groups of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
+        first: number of their first shard in the mini-batch.
         strides: `FlowPolicy.strides` of the policy that rolled out.
 
     Returns:
@@ -153,7 +155,7 @@ def shard_tasks(
             request = shard.facts.request
             rows = slice(request.first_member, request.first_member + request.members)
             task = ShardTask(
-                number=len(tasks),
+                number=first + len(tasks),
                 shard=shard,
                 advantages=credit.advantages[rows],
                 valid=~np.isnan(credit.step_rewards[rows]),

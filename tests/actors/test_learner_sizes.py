@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
-from learner.update.learner import Finished
+from learner.update.update import Finished
 from protocol.config.run import RunConfig
 from tests.support.waiting import until
 
