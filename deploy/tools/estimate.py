@@ -285,7 +285,7 @@ def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     rollout, images = first[0]
     made, decoded, points = policy.evaluations, counter.decoded, counter.points
     scale = math.prod(backbone.latent_shape) / math.prod(counter.latent_shape)
-    arrays = (rollout.latents, rollout.means, rollout.targets)
+    arrays = (rollout.latents, rollout.means)
     # The shards of a group differ only if each explores another step.
     others = range(1, config.group.size // config.group.shard if config.sampling.window.rule == "branch" else 2)
     starts = [shard * config.group.shard for shard in others] or [config.group.shard]

@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from learner.credit.assign import Assignment, RewardTables
-from learner.credit.rules import along_windows, gains, present
+from learner.credit.assign import Assignment
+from learner.credit.normalisers import present
+from learner.credit.rules import gains
+from learner.credit.tables import RewardTables, along_windows
 from learner.update.objective import PairLosses
 from protocol.messages import ScoredGroup
 

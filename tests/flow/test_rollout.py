@@ -610,18 +610,11 @@ def test_without_noise_every_completed_point_is_the_finished_image(
     assert between <= 1 if shared_noise else between > 1
 
 
-def test_means_and_targets_come_along_for_the_objectives_that_need_them(
-    backbone: Backbone, tiny_config: Config
-) -> None:
+def test_means_come_along_for_the_objectives_that_need_them(backbone: Backbone, tiny_config: Config) -> None:
     plain, _ = sample(backbone, tiny_config())
     assert plain.means is None
-    assert plain.targets is None
     guarded, _ = sample(backbone, tiny_config(learner={"objective": "guarded"}))
     assert guarded.means is not None
     noise = trajectory_noise(seed=7, iteration=1, group=2, members=(0, 1, 2), step=1, shape=(4, 8, 8)).numpy()
     policy = FlowPolicy(backbone, tiny_config().sampling, guidance=1.0)
     np.testing.assert_allclose(guarded.means[:, 1] + policy.std(1) * noise, guarded.latents[:, 2], rtol=0, atol=1e-5)
-    led, _ = sample(backbone, tiny_config(learner={"objective": "distillation"}))
-    assert led.targets is not None
-    assert np.array_equal(led.targets[:, -1], led.latents[:, -1])
-    assert led.targets.shape == (3, 3, 4, 8, 8)

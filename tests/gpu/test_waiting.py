@@ -136,7 +136,7 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("sd35", name) for name in ("guarded", "masked", "distillation", "nft", "dgpo")]
+    [("sd35", name) for name in ("guarded", "masked", "nft", "dgpo")]
     + [(family, "guarded") for family in SIDES if family != "sd35"],
     indirect=["family"],
 )

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from learner.credit.assign import assign_credit, reward_tables
+from learner.credit.assign import assign_credit
+from learner.credit.tables import reward_tables
 from learner.update.metrics import StepStatistics, group_metrics, update_metrics, zero_share
 from protocol.config.credit import CreditConfig
 from protocol.messages import Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
