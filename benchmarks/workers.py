@@ -300,7 +300,7 @@ def digests(keys: Sequence[str], way: Way) -> dict[str, str]:
 
 
 async def _train(config: RunConfig, folder: Path, way: Way) -> None:
-    prompts, heldout = check_inputs(config, is_local=way is LOCAL)
+    inputs = check_inputs(config, is_local=way is LOCAL)
     run = open_run_folder(folder, config)
     failures = Failures()
     journal = RunJournal(run, failures)
@@ -317,8 +317,8 @@ async def _train(config: RunConfig, folder: Path, way: Way) -> None:
             run=run,
             fleet=fleet,
             journal=journal,
-            prompts=prompts,
-            heldout=heldout[:2],
+            prompts=inputs.prompts,
+            heldout=inputs.heldout[:2],
             stop=asyncio.Event(),
             rest=rest,
             resume_from=None,

@@ -26,9 +26,9 @@ from flow.maths.windows import (
     window_union,
 )
 from flow.models.contract import Backbone, Conditioning, stack
-from flow.models.folder import adapter_config
-from flow.models.hub import adapter_folder
-from flow.models.load import load_backbone
+from flow.models.hub import lora_path
+from flow.models.load import load_located
+from flow.models.located import locate
 from flow.models.reading import collection_paused
 from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
@@ -318,8 +318,9 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
-        backbone = load_backbone(config.model, device=device)
-        lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
+        located = locate(config.model, is_whole=True)
+        backbone = load_located(located, device=device)
+        lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora
 
 
@@ -329,9 +330,9 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
     Raises:
         ModelError: the saved LoRA cannot be read or belongs to another model.
     """
-    start = config.model.lora.start
+    start, revision = config.model.lora.start, config.model.lora.revision
     if start:
-        lora.start_from(adapter_folder(start, config.model.lora.revision), adapter_config(config.model))
+        lora.start_from(lora_path(start, revision), lora.config)
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:

@@ -65,8 +65,8 @@ def calibrate_noise(
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
-    found, _ = check_inputs(config, is_local=True)
-    calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
+    inputs = check_inputs(config, is_local=True)
+    calibrated = calibrated_config(config, inputs.prompts, typer.echo, rounds=rounds, prompts_per_round=prompts)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     with writing(out, "--out"):
         write_whole(out, calibrated.to_yaml())

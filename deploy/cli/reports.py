@@ -56,7 +56,7 @@ def report(
 def _peak(tflops: float) -> "Peak":
     from deploy.report.account import Peak
     from deploy.tools.estimate import estimate
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     def operations(config: "RunConfig") -> tuple[float, float]:
         counts = estimate(completed_for_estimate(config)[0]).evaluations

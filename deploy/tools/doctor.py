@@ -197,17 +197,17 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
         yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also checks its model and rewards")
         return
     from deploy.run.inputs import read_inputs, reward_problems
-    from flow.models.folder import completed
+    from flow.models.completed import completed
 
     try:
         config = completed(question.config)
-        prompts, heldout = read_inputs(config)
+        inputs = read_inputs(config)
     except InputError as error:
         yield Finding("bad", "preset", str(error), "see this line")
         return
     yield Finding("ok", "model", config.model.path)
-    yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
-    problem = next(reward_problems(config, [*prompts, *heldout], is_local=False), None)
+    yield Finding("ok", "prompts", f"{len(inputs.prompts)} to train on, {len(inputs.heldout)} held out")
+    problem = next(reward_problems(config, inputs.all_prompts, is_local=False), None)
     if problem:
         yield Finding("bad", "rewards", str(problem), "see this line")
     else:
@@ -218,12 +218,13 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
     """Report settings that may be unintended, such as held-out prompts that are trained on, or prompts that are cut."""
     if question.config is None:
         return
-    from deploy.run.inputs import concerns
+    from deploy.run.inputs import Inputs, concerns
+    from flow.models.located import locate
 
     data = question.config.data
     try:
         train, heldout = (read_prompts(data, path) for path in (data.train, data.heldout))
-        found = list(concerns(question.config, train, heldout))
+        found = list(concerns(question.config, Inputs(train, heldout, locate(question.config.model))))
     except InputError:
         return  # `preset_can_run` says it
     for _, message in found:
@@ -240,7 +241,7 @@ def gpu_memory(question: Question) -> Iterator[Finding]:
     from deploy.tools.estimate import estimate
     from deploy.tools.measure import measure
     from deploy.tools.memory import fit_problems
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     try:
         config = completed_for_estimate(question.config)[0]

@@ -18,8 +18,8 @@ from deploy.tools.fake_memory import CostMeter, stored
 from flow.fused import keep_as_on_gpu
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import KEPT_PROMPTS
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
+from flow.models.located import adapter_config
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of
 from flow.policy import FlowPolicy, policy_of

@@ -19,7 +19,7 @@ from deploy.report.paired import Difference, paired_difference
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
 from flow.maths.hybrid import first_steps
-from flow.models.folder import completed
+from flow.models.completed import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.update.ema import without
 from protocol.config.run import RunConfig

@@ -8,8 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.adapter.lora_file import write_scaled_lora
-from flow.models.families import Family
-from flow.models.folder import find_model
+from flow.models.located import Located, locate
 from flow.models.parts import pipeline_of, read_part, read_text_parts
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
@@ -77,9 +76,9 @@ def export_model(
     if is_average:
         average_of(state, run)
         checkpoint /= AVERAGE
-    index, model = find_model(config_of(run).model)
+    located = locate(config_of(run).model, is_whole=True)
     with quiet_libraries():
-        pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
+        pipeline = _load(located, dtype or _stored_dtype(located.folder / "transformer"))
         pipeline.load_lora_weights(checkpoint)
         pipeline.fuse_lora()
         pipeline.unload_lora_weights()
@@ -100,12 +99,12 @@ def _require_utf8(path: Path) -> None:
         raise RunFolderError(f"{shown} must be a UTF-8 path, since diffusers takes no other: rename it")
 
 
-def _load(model: Path, family: Family, dtype: str) -> Any:
+def _load(located: Located, dtype: str) -> Any:
     import torch
 
     kind = getattr(torch, dtype)
-    parts = {part: read_part(model, part, dtype=kind) for part in ("transformer", "vae")}
-    return pipeline_of(family, model, **parts, **read_text_parts(family, model, dtype=kind))
+    parts = {part: read_part(located, part, dtype=kind) for part in ("transformer", "vae")}
+    return pipeline_of(located, **parts, **read_text_parts(located, dtype=kind))
 
 
 def _save(pipeline: Any, folder: Path) -> None:

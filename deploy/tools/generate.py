@@ -80,7 +80,7 @@ def generate_images(
     """
     from flow.device import best_device
     from flow.maths.hybrid import first_steps
-    from flow.models.made_for import require_size
+    from flow.models.located import locate
     from flow.policy import build_policy
     from flow.rollout import generate
 
@@ -94,7 +94,7 @@ def generate_images(
     steps = steps or config.evaluation.steps
     first = first_steps(adapter_share, steps)
     if size:
-        require_size(config.model, *size, names=("--height", "--width"))
+        locate(config.model).sizes.require(*size, names=("--height", "--width"))
     state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:

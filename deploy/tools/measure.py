@@ -15,8 +15,8 @@ import torch
 from deploy.tools.estimate import Evaluations, pass_of
 from deploy.tools.fake_memory import CostMeter
 from flow.device import best_device, computing
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.located import adapter_config
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line

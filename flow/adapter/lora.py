@@ -45,6 +45,7 @@ class Lora:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject(config, transformer)
+        self.config = config
         self._layers = _layers(transformer)
         self.parameters: dict[str, nn.Parameter] = {
             _saved(name): parameter for name, parameter in transformer.named_parameters() if "lora_" in name
@@ -173,7 +174,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
     """Put an adapter's modules into a transformer.
 
     Args:
-        config: rank, alpha and targets; `flow.models.folder.adapter_config` fills them in.
+        config: rank, alpha and targets; `flow.models.located.Located.lora` fills them in.
         transformer: receives them.
         low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
 

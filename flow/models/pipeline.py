@@ -6,7 +6,6 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.made_for import sizes_of
+from flow.models.located import Located, sizes_of
 from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
 from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.models.text import TextEncoders
@@ -94,36 +93,29 @@ class PipelineBackbone(ABC):
             self._compile(config.compile)
 
     @classmethod
-    def load(cls, config: ModelConfig, folder: Path, *, device: torch.device) -> Self:
+    def load(cls, located: Located, *, device: torch.device) -> Self:
         """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
-
-        Args:
-            config: the model's config.
-            folder: the model's folder in diffusers' format.
-            device: torch device of all parts.
-
-        Returns:
-            The family's backbone.
 
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
+        config = located.model
         with quiet_libraries():
             transformer = read_part(
-                folder, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
+                located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
             )
-            vae = read_part(folder, "vae", dtype=vae_dtype_of(config))
-            tiny = read_tiny_decoder(config, folder, dtype=vae_dtype_of(config))
+            vae = read_part(located, "vae", dtype=vae_dtype_of(config))
+            tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
             absent = dict.fromkeys(cls.family.text_parts)
-            pipeline = pipeline_of(cls.family, folder, transformer=transformer, vae=vae, **absent)
-            pipeline.tokenizer_max_length = clip_tokens(folder)
+            pipeline = pipeline_of(located, transformer=transformer, vae=vae, **absent)
+            pipeline.tokenizer_max_length = clip_tokens(located.folder)
             pipeline.to(device)
             if tiny:
                 tiny.to(device)
-        encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
+        encoders = TextEncoders(located, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
-        return cls(pipeline, config, Embeddings(encoders, config), device=device, tiny_decoder=tiny)
+        return cls(pipeline, config, Embeddings(encoders), device=device, tiny_decoder=tiny)
 
     @staticmethod
     @abstractmethod

@@ -20,7 +20,7 @@ import flowcredit
 from deploy.presets import load_config
 from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
-from flow.models.folder import adapter_config
+from flow.models.located import adapter_config
 from flow.rollout import RolloutPolicy
 from protocol.messages import Adapter, GenerateRequest, Prompt, digest_of
 from protocol.resources import resolve

@@ -38,7 +38,7 @@ def loaded_by(*modules: str) -> set[str]:
     ("modules", "allowed"),
     [
         (modules_of("protocol"), {"protocol"}),
-        (["flow.models.folder", "flow.adapter.lora_file"], {"protocol", "flow"}),
+        (["flow.models.located", "flow.models.completed", "flow.adapter.lora_file"], {"protocol", "flow"}),
         (["toyworld.world.detector", "toyworld.world.scenes", "toyworld.world.prompts"], {"protocol", "toyworld"}),
         (modules_of("rewards"), {"protocol", "rewards"}),
         (
@@ -50,7 +50,14 @@ def loaded_by(*modules: str) -> set[str]:
             {"protocol", "flow", "learner"},
         ),
     ],
-    ids=["protocol", "folder and lora_file", "toyworld without models", "rewards", "flow and learner", "the loop"],
+    ids=[
+        "protocol",
+        "a located model and lora_file",
+        "toyworld without models",
+        "rewards",
+        "flow and learner",
+        "the loop",
+    ],
 )
 def test_a_layer_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
     assert loaded_by(*modules) <= allowed

@@ -12,7 +12,7 @@ from torch import Tensor
 from flow.maths.schedule import z_image_sigmas
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import Z_IMAGE
-from flow.models.made_for import SIDE
+from flow.models.located import SIDE
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 

@@ -16,8 +16,8 @@ from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.families import FAMILIES, FLUX, SD3
-from flow.models.folder import adapter_config
 from flow.models.load import load_backbone
+from flow.models.located import adapter_config
 from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
