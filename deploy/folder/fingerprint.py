@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import RunConfig
 from protocol.files import sha256_of
 from protocol.import_path import file_of

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, METRICS, ORIGIN, STATUS
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig

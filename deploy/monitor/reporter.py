@@ -15,7 +15,7 @@ from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
 from deploy.monitor.journal import IN_JOURNAL, Listener
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig

@@ -18,7 +18,7 @@ from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, change_of
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
 from protocol.files import by_iteration, require_folder_of, write_whole, writing
 

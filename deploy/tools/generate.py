@@ -12,7 +12,7 @@ from rich.progress import track
 
 from deploy.folder.gallery import png_of_grid
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, one_line
 from protocol.files import text_of, writing

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from flowcredit.start import shadows
+from flowcredit.packages import shadows
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 
