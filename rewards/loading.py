@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from protocol.errors import FlowcreditError, ScorerError, line_in, named_line, suggest
-from protocol.import_path import find_class, foreign_file
+from protocol.ground.import_path import find_class, foreign_file
 
 
 def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, ScorerError, breaks_gpu, line_in, named_line, suggest
-from protocol.import_path import foreign_module
+from protocol.ground.import_path import foreign_module
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.loading import build_from_path, explained, load_class
@@ -104,7 +104,7 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
 
     Raises:
@@ -133,7 +133,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
         prompts: the prompts of the run.
 

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
-FOREIGN = {"_dynamo", "_active_backend", "_backends"}
+FOREIGN = {"_dynamo", "_active_backend", "_backends", "_NATIVE_MATH"}
 """Private names of other libraries that a test may look at."""
 
 

@@ -27,8 +27,8 @@ from flowcredit.code import CODE, code_digest
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError, ScorerError
-from protocol.files import sha256_of
-from protocol.import_path import file_of, whole_path
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Protocol
 
-from protocol.addresses import SCHEMES, shown_source
 from protocol.commands import Command
 from protocol.errors import ConfigError
-from protocol.resources import resolve
+from protocol.ground.addresses import SCHEMES, shown_source
+from protocol.ground.resources import resolve
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 

@@ -32,9 +32,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
-from protocol.addresses import check_address, without_password
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, DamagedError, one_line
+from protocol.ground.addresses import check_address, without_password
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
 LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100

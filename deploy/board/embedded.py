@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
 from protocol.errors import BoardError
-from protocol.files import text_of, write_whole
+from protocol.ground.files import text_of, write_whole
 
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
 """Files of the run folder while the run is in progress: the server's address and its socket."""

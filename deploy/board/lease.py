@@ -30,10 +30,10 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from deploy.board.board import Fence, client_of
-from protocol.addresses import EMBEDDED, OFF, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line
+from protocol.ground.addresses import EMBEDDED, OFF, without_password
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)

@@ -61,7 +61,7 @@ def calibrate_noise(
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import calibrated_config, require_writable
-    from protocol.files import write_whole, writing
+    from protocol.ground.files import write_whole, writing
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4

@@ -11,7 +11,7 @@ from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
 from learner.loop.hacking import DIGITS
 from protocol.config.run import EvaluationConfig
-from protocol.files import by_iteration, iteration_name, write_whole
+from protocol.ground.files import by_iteration, iteration_name, write_whole
 from protocol.status import Document
 
 SCORE = "score"

@@ -19,7 +19,7 @@ from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
-from protocol.files import by_iteration, iteration_name, text_of
+from protocol.ground.files import by_iteration, iteration_name, text_of
 from protocol.status import Document, Event, RunStatus
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from deploy.folder.read import (
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
-from protocol.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
+from protocol.ground.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from deploy.jobs import pack
 from deploy.jobs.follow import follow
 from deploy.jobs.submit import cluster_errors, connect
 from protocol.errors import RunFolderError
-from protocol.files import whole, writing
+from protocol.ground.files import whole, writing
 
 
 def fetch(run: str, into: Path, *, address: str | None) -> Path:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from deploy.folder.location import RUNS_VARIABLE, STOP_VARIABLE, job_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.packages import PACKAGES as OURS
-from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import ConfigError, one_line
+from protocol.ground.addresses import BOARD_VARIABLE
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

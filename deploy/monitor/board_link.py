@@ -10,9 +10,9 @@ from deploy.folder.run_folder import RunFolder
 from deploy.monitor.control import Control
 from deploy.monitor.journal import harmless
 from deploy.monitor.reporter import Reporter
-from protocol.addresses import EMBEDDED, OFF
 from protocol.config.status import board_address
 from protocol.errors import FlowcreditError
+from protocol.ground.addresses import EMBEDDED, OFF
 from protocol.sink import StatusSink
 
 STARTING_S = 5.0

@@ -9,7 +9,7 @@ from deploy.monitor.journal import harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from protocol.errors import LeaseLostError, reason_of
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 from protocol.sink import StatusSink
 from protocol.status import ENDED
 

@@ -26,7 +26,7 @@ from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
 from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
-from protocol.files import append_whole, by_iteration
+from protocol.ground.files import append_whole, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition

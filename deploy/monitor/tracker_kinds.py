@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from deploy.folder.names import MLFLOW, WANDB
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 Values = Mapping[str, Any]
 AT_ONCE = 100

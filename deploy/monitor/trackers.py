@@ -22,7 +22,7 @@ from deploy.monitor.trajectories import sheet
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError, one_line
-from protocol.import_path import find_class
+from protocol.ground.import_path import find_class
 from protocol.sink import StatusSink
 from protocol.status import TrajectoryRecord
 from rewards.images import encoded

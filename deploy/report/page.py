@@ -20,7 +20,7 @@ from deploy.report.paired import Difference, change_of
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
 from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration, require_folder_of, write_whole, writing
+from protocol.ground.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'

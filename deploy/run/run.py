@@ -22,7 +22,7 @@ from flow.models.completed import completed
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
-from protocol.files import ADAPTER_FILE, by_iteration
+from protocol.ground.files import ADAPTER_FILE, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Fleet
 

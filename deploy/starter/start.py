@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from protocol.errors import InputError, reason_of
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 
 HERE = Path(__file__).parent
 FILES = {"run.yaml": "run.yaml", "scorer.txt": "scorer.py", "train.txt": "train.txt", "heldout.txt": "heldout.txt"}

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deploy.folder.fingerprint import library_versions
-from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF
 from protocol.config.cluster import ClusterConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
-from protocol.files import found_of
+from protocol.ground.addresses import BOARD_VARIABLE, EMBEDDED, OFF
+from protocol.ground.files import found_of
 from protocol.prompts import read_prompts
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from learner.loop.evaluate import Evaluation, evaluate
 from learner.update.ema import without
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import write_whole, writing
+from protocol.ground.files import write_whole, writing
 from protocol.messages import Adapter, Prompt
 
 BASE, ADAPTER = "base", "adapter"

@@ -12,7 +12,7 @@ from flow.models.located import Located, locate
 from flow.models.parts import pipeline_of, read_part, read_text_parts
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
-from protocol.files import AVERAGE, share, text_of, whole, writing
+from protocol.ground.files import AVERAGE, share, text_of, whole, writing
 
 LORA_SUFFIX = ".safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

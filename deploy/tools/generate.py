@@ -15,7 +15,7 @@ from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, confi
 from flowcredit.packages import VERSION
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, one_line
-from protocol.files import text_of, writing
+from protocol.ground.files import text_of, writing
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
 from rewards.images import encoded

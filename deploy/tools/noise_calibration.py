@@ -23,7 +23,7 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError
-from protocol.files import require_folder_of
+from protocol.ground.files import require_folder_of
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
 
 if TYPE_CHECKING:

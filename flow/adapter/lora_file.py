@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
-from protocol.files import ADAPTER_FILE, share, write_whole
+from protocol.ground.files import ADAPTER_FILE, share, write_whole
+from protocol.ground.resources import resolve
 from protocol.messages import Adapter, digest_of
-from protocol.resources import resolve
 
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 """Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""

@@ -7,8 +7,8 @@ from flow.models.located import COMMIT, commit_of, locate
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
-from protocol.hub import stay_offline_if_unreachable
-from protocol.resources import resolve
+from protocol.ground.hub import stay_offline_if_unreachable
+from protocol.ground.resources import resolve
 
 
 def completed(config: RunConfig) -> RunConfig:

@@ -21,8 +21,8 @@ from flow.models.contract import Conditioning
 from flow.models.families import Family
 from flow.models.text import TextEncoders
 from protocol.errors import ModelError
-from protocol.files import sha256_of, share, whole
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of, share, whole
+from protocol.ground.resources import resolve
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protocol.errors import ModelError
-from protocol.hub import explained, is_hub_id
-from protocol.resources import SCHEME, resolve
+from protocol.ground.hub import explained, is_hub_id
+from protocol.ground.resources import SCHEME, resolve
 
 INDEX = "model_index.json"
 """Names a pipeline's class and parts, in diffusers' format."""

@@ -15,7 +15,7 @@ from flow.models.pipeline import PipelineBackbone, require_known_schedule
 from flow.models.reading import quiet_libraries
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
-from protocol.import_path import find_class
+from protocol.ground.import_path import find_class
 
 
 def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:

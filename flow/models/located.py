@@ -16,7 +16,7 @@ from flow.models.hub import INDEX, config_folder, index_folder, is_on_hub, model
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, one_line
-from protocol.resources import resolve
+from protocol.ground.resources import resolve
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 """Class of the schedulers whose sigmas `flow.maths.schedule` computes."""

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from flow.models.hub import INDEX, is_known, is_on_hub
 from flow.models.located import IMAGE_VAES, Located, read_settings
 from protocol.errors import ModelError
-from protocol.pretrained import (
+from protocol.ground.pretrained import (
     load_tokenizer,
     load_whole,
     loaded,

@@ -21,7 +21,7 @@ from learner.credit.tables import CreditRule, RewardTables, along_windows
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig, is_own, needs_of
 from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, one_line
-from protocol.import_path import find_function, foreign_file
+from protocol.ground.import_path import find_function, foreign_file
 
 
 @dataclass(frozen=True)

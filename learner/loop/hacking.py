@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
-from protocol.files import AVERAGE
+from protocol.ground.files import AVERAGE
 from protocol.sink import StatusSink
 
 CONDITION = "Guard/hacking"

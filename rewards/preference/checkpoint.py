@@ -11,8 +11,8 @@ from typing import Any
 from zipfile import is_zipfile
 
 from protocol.errors import ScorerError, one_line
-from protocol.hub import cached_on_hub, is_hub_id
-from protocol.resources import resolve
+from protocol.ground.hub import cached_on_hub, is_hub_id
+from protocol.ground.resources import resolve
 from rewards.pretrained import load_pretrained, require_pretrained
 
 

@@ -22,7 +22,7 @@ from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 from tests.support.worlds.tiny_models import write_flux, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image

@@ -24,7 +24,7 @@ from flow.models.located import locate
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, RunFolderError
-from protocol.hub import is_hub_id
+from protocol.ground.hub import is_hub_id
 
 NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40

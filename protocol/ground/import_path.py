@@ -10,7 +10,7 @@ from typing import Any
 
 from flowcredit.packages import PACKAGES
 from protocol.errors import ConfigError, named_line, suggest
-from protocol.resources import resolve
+from protocol.ground.resources import resolve
 
 
 def find_class(path: str) -> type:
