@@ -96,10 +96,7 @@ class FlowPolicy:
         """The stochastic steps of one shard: those of `steps` inside its window.
 
         Args:
-            seed: the run's seed.
             iteration: counted from 0.
-            group: index of the group in its iteration.
-            shard: index of the shard in its group.
 
         Returns:
             Steps k, ascending.
@@ -215,9 +212,7 @@ class FlowPolicy:
         """Return step k from these states, and the velocity that it uses.
 
         Args:
-            latents: states x_k [B, C, H, W].
             k: the step, 0 to T - 1.
-            conditioning: from `conditioning`.
             as_ode: leave the noise out, as outside a window.
             alike: how many neighbouring rows have the same state; the velocity is computed for the first of them, and
                 its gradient is the sum of theirs.
@@ -243,9 +238,6 @@ class FlowPolicy:
             transition: a step from B states.
             value: the states that it led to [B, C, H, W].
             alike: as in `transition`.
-
-        Returns:
-            log-prob [B].
         """
         parts = []
         for piece in even_pieces(-(-len(value) // alike), self.forward_batch):
@@ -336,6 +328,5 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
-    """Make the policy of a config on a loaded backbone."""
     model = config.model
     return FlowPolicy(backbone, config.sampling, guidance=model.guidance, forward_batch=model.forward_batch)

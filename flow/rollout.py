@@ -224,7 +224,6 @@ def rollout_shard(
     Args:
         policy: the policy with the adapter that the request names.
         request: prompt, members and keys of the noise.
-        config: the run's config.
         meter: counts and times the shard's work.
 
     Returns:
@@ -395,7 +394,6 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
     """Make images by the probability-flow ODE, one for each prompt and number of the request.
 
     Args:
-        policy: the policy with the adapter that the request names.
         request: prompts, keys of the noise, steps, and how many of them the adapter takes.
         lora: the policy's adapter, which is switched off for the steps that the base model takes.
 
@@ -472,7 +470,6 @@ def _previews(
         policy: gives the sigmas and the decoder.
         stochastic: the stochastic steps, with rows for members or branches.
         members: N, members of the shard.
-        most: decode at most this many members.
 
     Returns:
         Small images; None if the VAE overflows, for an image that nobody scores must not end a run.

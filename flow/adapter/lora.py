@@ -35,7 +35,6 @@ class Lora:
     Args:
         transformer: receives the adapter's modules.
         config: rank, alpha and targets.
-        seed: seed of the matrices A.
 
     Raises:
         ModelError: a target names no module of the transformer.
@@ -175,7 +174,6 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
 
     Args:
         config: rank, alpha and targets; `flow.models.located.Located.lora` fills them in.
-        transformer: receives them.
         low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
 
     Raises:
@@ -228,8 +226,6 @@ class Branch:
 
         Args:
             module: peft's layer, which holds A, B and scaling.
-            active_adapter: the adapter's name.
-            x: the layer's input.
             result: what the frozen layer made of it; without gradients its memory is used again.
 
         Returns:

@@ -35,9 +35,7 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     give equal files.
 
     Args:
-        folder: an existing folder.
         adapter: the tensors by diffusers' names.
-        config: rank, alpha and targets of the adapter.
 
     Returns:
         The file's path.
@@ -61,7 +59,6 @@ def write_scaled_lora(path: Path, adapter: Adapter, config: LoraConfig, *, dtype
     Args:
         path: the file, which appears whole or not at all.
         adapter: the tensors by diffusers' names.
-        config: rank, alpha and targets of the adapter.
         dtype: torch's name of the dtype of the written tensors.
 
     Raises:

@@ -33,12 +33,8 @@ def hollow_backbone(
 
     Args:
         model: the model; for a hub id, only config files are downloaded.
-        device: torch device of the weights.
         within: context that is entered while the weights are made; under FakeTensorMode they take no memory.
         most_layers: the limit of the transformer's layers of each kind; None makes all.
-
-    Returns:
-        The backbone, not compiled.
 
     Raises:
         ModelError: the model does not exist, or a part's config cannot be read.
@@ -76,13 +72,7 @@ def backbone_of_parts(
     """Make a backbone from existing parts; a prompt's embeddings are random.
 
     Args:
-        kind: the family's backbone class.
-        model: the model's config.
         parts: `transformer`, `vae`, `scheduler` and, where there is one, `tiny_decoder`; `clip_tokens` if not 77.
-        device: torch device that the parts are moved to.
-
-    Returns:
-        The backbone.
     """
     import diffusers
 
@@ -105,12 +95,8 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     """Attach a float32 adapter of small random numbers to a transformer.
 
     Args:
-        transformer: the transformer of a hollow backbone.
         config: rank, alpha and targets.
         within: the context in which the transformer was made, such as FakeTensorMode.
-
-    Returns:
-        How many parameters the adapter has.
 
     Raises:
         ModelError: a target names no module of the transformer.

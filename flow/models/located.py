@@ -84,12 +84,10 @@ class Located:
 
     @cached_property
     def transformer(self) -> dict[str, Any]:
-        """Config of the transformer."""
         return read_settings(self.folder / "transformer" / "config.json")
 
     @cached_property
     def vae(self) -> dict[str, Any]:
-        """Config of the VAE."""
         return read_settings(self.folder / "vae" / "config.json")
 
     def require_scheduler(self) -> Mapping[str, Any]:

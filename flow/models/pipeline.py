@@ -43,9 +43,7 @@ class PipelineBackbone(ABC):
 
     Args:
         pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
-        config: the model's config.
         embeddings: source of prompt embeddings for `encode`.
-        device: torch device of the transformer and the VAE.
         tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; without one the VAE decodes
             all images.
     """
@@ -122,12 +120,6 @@ class PipelineBackbone(ABC):
     def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
         """Encode one prompt with the pipeline's own `encode_prompt`.
 
-        Args:
-            pipeline: a pipeline with its text encoders.
-            text: the prompt.
-            config: the model's config.
-            device: device of the text encoders.
-
         Returns:
             The prompt's embeddings, without padding that the model does not attend to.
         """
@@ -178,9 +170,6 @@ class PipelineBackbone(ABC):
             latents: states x [B, C, H, W].
             sigma: noise level of each state, in [0, 1] [B].
             conditioning: embeddings with one row for each state.
-
-        Returns:
-            The velocity, float32 [B, C, H, W].
         """
         return self._predict(latents.to(self._dtype), sigma, conditioning.to(self._dtype)).float()
 
@@ -191,11 +180,7 @@ class PipelineBackbone(ABC):
 
         Args:
             without: v_u, of the negative prompt.
-            toward: v_c, of the prompt.
             weight: w.
-
-        Returns:
-            The guided velocity.
         """
         return without + weight * (toward - without)
 
@@ -206,7 +191,6 @@ class PipelineBackbone(ABC):
         An image whose decoding overflows in half precision is decoded again, alone and in float32.
 
         Args:
-            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
 
         Returns:
@@ -246,7 +230,6 @@ class PipelineBackbone(ABC):
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Move transformer and VAE back to the device."""
         self._move(self._device)
 
     def _move(self, device: torch.device) -> None:
@@ -298,7 +281,6 @@ def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str
     """Check that a model's scheduler has the sigmas that its family's schedule computes.
 
     Args:
-        settings: the scheduler's config.
         followed: options of `SHIFTS` that the family's schedule follows.
 
     Raises:

@@ -44,7 +44,6 @@ class TextEncoders:
             self._pipeline = self._load()
 
     def free(self) -> None:
-        """Free the encoders' memory."""
         self._pipeline = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -28,10 +28,7 @@ class ZImage(PipelineBackbone):
         """Encode one prompt with the pipeline's Qwen3.
 
         Args:
-            pipeline: a `ZImagePipeline` with its text encoder.
-            text: the prompt.
             config: its `max_sequence_length` is the limit of a prompt's tokens, chat template included.
-            device: device of the text encoder.
 
         Returns:
             Embeddings [1, tokens, D].
