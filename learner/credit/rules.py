@@ -173,7 +173,6 @@ def tree(
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
-        explored: which steps are stochastic.
         branches: each member's branch at each step, the index of its first member.
         parents: likewise the members that were in one state when the branch last separated from others.
 
@@ -212,8 +211,6 @@ def judged(
     that of d_k alone, and the least-squares slope makes its variance smallest. b_k is 0 if the state predicts nothing.
 
     Args:
-        means: from `tree`.
-        others: from `tree`.
         finals: rewards of the finished images.
 
     Returns:

@@ -56,7 +56,6 @@ class Guards:
         """
         Args:
             config: sets the limits.
-            sink: receives the conditions.
             broken: counts of the checkpoint from which the run resumes.
         """
         self._guards = guards_of(config)
@@ -74,7 +73,6 @@ class Guards:
         Args:
             iteration: counts from 1.
             metrics: the numbers that the rules check; a rule without its number is skipped.
-            adapter: the adapter that this iteration made.
 
         Raises:
             GuardError: a rule has been broken in `patience` iterations in a row.

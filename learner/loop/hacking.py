@@ -62,7 +62,6 @@ class HackingGuard:
         """
         Args:
             config: its `guards.hacking` decides what happens.
-            sink: receives the condition.
             find: finds the checkpoint of an earlier evaluation, to name it.
             earlier: the evaluations before a resume, oldest first.
         """

@@ -46,9 +46,7 @@ class Journal(StatusSink, Protocol):
         """Keep one iteration's numbers."""
         ...
 
-    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Keep one evaluation."""
-        ...
+    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None: ...
 
     async def save(self, state: LearnerState) -> None:
         """Write a checkpoint, whole or not at all (RunFolderError: it cannot be written)."""
@@ -83,9 +81,6 @@ async def train(
     dropped: the same command generates them again, bit for bit.
 
     Args:
-        config: the run's config.
-        prompts: the training prompts.
-        heldout: the held-out prompts.
         ports: roll out, score, learn, and load adapters.
         journal: receives numbers, evaluations, checkpoints and conditions.
         stop: ends the run when it is set.

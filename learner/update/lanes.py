@@ -65,7 +65,6 @@ class Lanes:
         return {name: gradient.cpu().numpy() for name, gradient in total.items()}
 
     def clear(self) -> None:
-        """Forget all lanes."""
         self._held = {}
 
 

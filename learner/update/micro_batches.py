@@ -140,14 +140,7 @@ def shard_tasks(
     """Make the tasks of the shards of a mini-batch's groups in their fixed order: group, then shard.
 
     Args:
-        groups: neighbouring groups of the mini-batch.
-        group_credits: one for each group.
-        choice: which steps are trained.
-        first: number of their first shard in the mini-batch.
         strides: `FlowPolicy.strides` of the policy that rolled out.
-
-    Returns:
-        One task for each shard.
     """
     tasks: list[ShardTask] = []
     for group, credit in zip(groups, group_credits, strict=True):
@@ -173,10 +166,7 @@ def micro_batches(
     """Yield the pairs of one shard, step by step; steps whose advantages are all 0 are left out.
 
     Args:
-        task: the shard's task.
-        rollout: its trajectories.
         alike: `FlowPolicy.alike` of the policy that rolled out.
-        device: device of the tensors.
         keeps_idle: as in `ShardTask.teaching`.
 
     Yields:
@@ -214,9 +204,6 @@ def noised_batches(
     """Yield the pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 train too.
 
     Args:
-        task: the shard's task.
-        rollout: its trajectories.
-        device: device of the tensors.
         choice: its seed and epoch key the noise.
         shares_noise: whether all members of the group get the same noise.
 
@@ -277,7 +264,6 @@ def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) 
     Args:
         latents: the states x_k of a shard's rows [N, C, H, W].
         alike: from `FlowPolicy.alike`.
-        k: the step.
 
     Raises:
         ContractError: they differ.

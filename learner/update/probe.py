@@ -21,9 +21,7 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
 
     Args:
         policy: the learner's policy, before the update.
-        rollout: the shard's trajectories.
         bound: largest |ratio - 1| that is accepted.
-        device: the policy's device.
 
     Returns:
         `probe/ratio_deviation`, the largest |ratio - 1|.
@@ -66,10 +64,7 @@ def probe_clean(
 
     Args:
         policy: the learner's policy with the adapter that rolled out.
-        rollout: the shard's trajectories.
-        seed: the run's seed.
         bound: largest |difference| of a latent element that is accepted.
-        device: the policy's device.
 
     Returns:
         `probe/latent_deviation`, the largest |difference|.
