@@ -63,7 +63,6 @@ class LearnerWorker(Alive):
         return computing_facts(device)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
-        """Run a method of the learner and return its result."""
         return getattr(self._learner, method)(*args, **named)
 
     @ray.method(num_returns=2)
@@ -243,11 +242,9 @@ class LearnerGroup:
         return await self._workers[0].ask(Learner.credit, group)
 
     async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
         return await self._workers[0].call(Learner.state)
 
     async def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
         await asyncio.gather(*_restoring(self._workers, state))
 
     def scale(self, size: int) -> None:
@@ -286,7 +283,6 @@ class LearnerGroup:
             worker.busy_s = 0.0
 
     def status(self) -> PoolStatus:
-        """Describe the group as a pool."""
         members = self._members
         return PoolStatus(
             name=self.name,
@@ -381,9 +377,6 @@ class LearnerGroup:
 
     async def _restored(self, joining: Sequence[RemoteWorker]) -> bool:
         """Give further workers the group's state; a worker that died while it waited is replaced.
-
-        Args:
-            joining: the further workers.
 
         Returns:
             Whether all of them can join; if not, the update goes on with the old size.

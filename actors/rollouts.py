@@ -86,7 +86,6 @@ class RolloutActor(Alive):
         """Cut out the first members of a shard of any actor, with small images.
 
         Args:
-            rollout: the shard.
             images: its images uint8 [I, H, W, 3].
             members: M, how many trajectories; all if there are fewer.
 
@@ -184,7 +183,6 @@ class RolloutPool:
         await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor=actor))
 
     async def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0, before anything is published."""
         return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor=actor))
 
     async def publish(self, adapter: Adapter) -> None:

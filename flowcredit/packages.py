@@ -31,7 +31,6 @@ class Ours:
         """Find one of our packages beside this one.
 
         Args:
-            name: of a package or module.
             path: None for a top-level package.
 
         Returns:

@@ -23,7 +23,6 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
     Args:
         load: a function such as `CLIPModel.from_pretrained`.
         source: a folder, a `pkg://` path, or a hub id.
-        options: further arguments of `load`.
 
     Returns:
         The result of `load`.

@@ -64,8 +64,6 @@ class Scorer(Protocol):
 
         Args:
             images: uint8 [B, H, W, 3], read-only.
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
 
         Returns:
             B scores within [low, high].
@@ -135,7 +133,6 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     Args:
         spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
-        prompts: the prompts of the run.
 
     Raises:
         ScorerError: see `build_scorer`; or its `check` raises something else.
@@ -197,7 +194,6 @@ class CheckedScorer:
         """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check that all prompts can be scored."""
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -205,8 +201,6 @@ class CheckedScorer:
 
         Args:
             images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
 
         Returns:
             B scores that keep the contract.
@@ -348,7 +342,6 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
 
     Args:
         scorer: called once for each size of images.
-        pieces: at least one.
         images: each piece's whole array, uint8 [I, H, W, 3].
 
     Returns:

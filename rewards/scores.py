@@ -79,7 +79,6 @@ def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range
     """Cut a request into the groups that a scorer compares; one that sees single images gets all of them at once.
 
     Args:
-        reward: the scorer's config.
         images: B, the number of images of the request.
         size: images of one group; None if the request is one group.
 
@@ -95,7 +94,6 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
 
     Args:
         scores: scores of B images.
-        rows: indices of the images to replace.
         answer: the replacements, one for each of `rows`.
 
     Returns:
@@ -224,9 +222,7 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     ends the run. Under `pause`, an image that fails although the scorer works for others is treated as `missing`.
 
     Args:
-        name: the reward's name.
         config: its config with the policy `on_failure`.
-        scores: the scores; images without one are not valid.
 
     Returns:
         The scores; under `drop_group` they void their group.

@@ -96,12 +96,10 @@ class ActorPool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no member is ready."""
         return not self._members
 
     @property
     def ready(self) -> int:
-        """Number of members that are ready."""
         return len(self._members)
 
     async def start(self) -> None:
@@ -183,7 +181,6 @@ class ActorPool:
                 member.hold(adapter)
 
     def status(self) -> PoolStatus:
-        """Describe the pool for the status."""
         return PoolStatus(
             name=self.name,
             desired=self.desired,
@@ -202,12 +199,10 @@ class ActorPool:
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
-        """Add a member that is ready to work."""
         self._members[member.handle] = member
         self._hand_out()
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """Count a failed actor; return the seconds to wait before its successor."""
         reason = one_line(error)
         level = logging.INFO if self._on_failure else logging.WARNING  # whoever is told makes it an event
         log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)

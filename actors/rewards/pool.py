@@ -100,7 +100,6 @@ class RewardPool:
     ) -> None:
         """
         Args:
-            name: the reward's name.
             config: sets batches, tries and the failure policy.
             make: makes a pool of that many actors; a pause may call it again.
             timeout_s: deadline of a call.

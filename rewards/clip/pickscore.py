@@ -50,7 +50,6 @@ class PickScore(ClipScorer):
 
     @staticmethod
     def ready(*, model: str = MODEL, processor: str | None = None, **_: Any) -> None:
-        """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor or _own_processor(model))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002

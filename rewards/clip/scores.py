@@ -55,7 +55,6 @@ class HPSv2(ClipScorer):
 
     @staticmethod
     def ready(*, model: str, processor: str | None = None, **_: Any) -> None:  # pyrefly: ignore[bad-override]
-        """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
@@ -79,7 +78,6 @@ class Aesthetic(ClipScorer):
         """Load the weights.
 
         Args:
-            head: file of the head.
             model: folder, `pkg://` path or hub id of the CLIP that computes the head's input.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward, at least 1.

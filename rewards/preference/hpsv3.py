@@ -96,8 +96,6 @@ class HPSv3:
 
         Args:
             template: the file with the authors' texts; it is read.
-            model: source of the weights.
-            base: source of config and tokenizer.
 
         Raises:
             ScorerError: one is missing.

@@ -138,10 +138,6 @@ def _pixels(image: np.ndarray, side: int) -> np.ndarray:
 def _network_of(saved: Mapping[str, Any], source: str) -> tuple[Any, int]:
     """Build transformers' modules for the tensors of the authors' checkpoint and load them.
 
-    Args:
-        saved: tensors by the authors' names.
-        source: names the checkpoint in errors.
-
     Returns:
         A module dictionary of `vision`, `text` and `head`; the side in pixels of the images that it takes.
 
