@@ -58,7 +58,6 @@ class BoardServer:
         write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
-        """Return whether the server runs."""
         return self._child is not None and self._child.is_running()
 
     def stop(self, *, is_taken_over: bool = False) -> None:

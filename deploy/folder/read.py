@@ -84,8 +84,6 @@ def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | 
     """Return the preset, or the config file of a run for which none is named.
 
     Args:
-        preset: name of a preset or path of a YAML file.
-        run: the run folder.
         other: how the run could have been named, for the error.
 
     Returns:
@@ -117,7 +115,6 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     Args:
         where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
-        config: the requested config.
         section: only keys that start with it are compared; all by default.
         remedy: advice at the end of the error.
 
@@ -196,14 +193,6 @@ def evaluation_means(run: Path) -> dict[int, dict[str, float | None]]:
 
 def peaks_of(run: Path, config: RunConfig, held: Collection[int]) -> set[int]:
     """Find the iterations of `held` at which scorers that `guards.hacking` watches were highest.
-
-    Args:
-        run: the run folder.
-        config: config of the run.
-        held: iterations with a checkpoint.
-
-    Returns:
-        At most one iteration for each watched scorer.
 
     Raises:
         RunFolderError: the metrics are damaged.

@@ -67,8 +67,6 @@ class RunFolder:
     def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
         """
         Args:
-            path: the folder.
-            config: of the run.
             fork: the run that this one begins from; None for a run of its own.
         """
         self.path = path
@@ -338,10 +336,7 @@ def open_run_folder(
     """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
 
     Args:
-        path: the run folder.
-        config: config of the run.
         fork: the adapter of another run with which a new run begins.
-        start: the state of that adapter.
         say: called with the reason for a wait.
 
     Returns:

@@ -168,9 +168,6 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
         submission: the command and its environment.
         address: address of the cluster, for the error.
 
-    Returns:
-        The submission id.
-
     Raises:
         ConfigError: the config or the working directory is wrong, or the cluster does not accept jobs.
     """

@@ -33,7 +33,6 @@ class Heartbeat:
             run: the run folder; its leases are checked, and `status.json` is written there.
             reporter: composes the status.
             control: reconciles pool sizes with the desired ones.
-            sink: takes the conditions.
             stop: set here when another process has taken the run over.
         """
         self.page: PageServer | None = None

@@ -47,8 +47,6 @@ class Trackers(Listener):
     def __init__(self, config: RunConfig, folder: Path, sink: StatusSink) -> None:
         """
         Args:
-            config: config of the run; it names the trackers.
-            folder: the run folder.
             sink: takes the conditions of trackers that fail or are too slow; called from their threads.
         """
         self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]

@@ -53,7 +53,6 @@ def rates_of(group: Group, peak: Peak | None = None) -> Rates | None:
     """Compute the average rates of a group's iterations.
 
     Args:
-        group: runs of one config.
         peak: the peak for `mfu`.
 
     Returns:

@@ -72,9 +72,6 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
         png: a folder for the charts as PNG files; files of the same names are replaced.
         peak: the peak for mfu; None leaves mfu out.
 
-    Returns:
-        The paths of all files.
-
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
     """
@@ -103,7 +100,6 @@ class Drawn:
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
-        """Yield all charts."""
         yield from (chart for _, chart in self.curves)
         yield from (chart for _, lines, heat in self.gains for chart in (lines, heat) if chart)
         yield from (chart for _, _, chart in self.diagnostics)

@@ -60,7 +60,6 @@ class Run:
         """Return a metric as columns.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
@@ -89,7 +88,6 @@ class Group:
         """Return a metric of each run that has it.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:

@@ -44,7 +44,6 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     wait for nodes to join.
 
     Args:
-        config: of the run.
         sink: where the condition is reported.
         python: what starts a worker of a local cluster (`deploy.run.warm.workers`); default: this Python.
 

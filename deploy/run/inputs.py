@@ -107,7 +107,6 @@ def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: b
     The nodes of a given cluster are checked by `actors.rewards.readiness`.
 
     Args:
-        config: config of the run.
         prompts: train and held-out prompts.
         is_local: whether this process scores even if the config names a cluster.
 
@@ -221,7 +220,6 @@ def require_environment(tree: Mapping[str, Any], what: str) -> None:
 
     Args:
         tree: the environment, as a user gave it.
-        what: names it in the error.
 
     Raises:
         ConfigError: it does not.

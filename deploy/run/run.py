@@ -80,8 +80,6 @@ def run_training(
     """Train in a new run folder, or continue the run of a folder. After an error in the input, no new folder is left.
 
     Args:
-        config: config of the run.
-        folder: the run folder.
         fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a new optimizer.
         is_local: run in this process instead of on Ray.
         progress: shows the run on the terminal.

@@ -92,7 +92,6 @@ def stop_on_signal(
         say: shows a line on the terminal.
         within_s: seconds from the event, whoever sets it, until the task is cancelled; the context then ends without an
             exception.
-        request: each of its requests counts as a signal.
 
     Yields:
         The event.

@@ -42,12 +42,9 @@ async def supervise(
     """Train to the end, or until `stop` is set.
 
     Args:
-        config: config of the run.
         run: the run folder, for checkpoints and metric lines.
         fleet: the run's actors; the learner is restarted if it fails.
         journal: receives failures, and everything that the loop reports.
-        prompts: prompts to train on.
-        heldout: prompts to evaluate on.
         stop: event that ends the run after the update in progress.
         rest: awaited between two iterations; it may pause the loop.
         observer: receives the groups in flight.

@@ -20,9 +20,6 @@ def write_starter(folder: Path) -> list[Path]:
     Args:
         folder: folder to make; if it exists, its other files stay.
 
-    Returns:
-        The paths written.
-
     Raises:
         InputError: one of the files exists, or the folder cannot be written to; nothing is written then.
     """

@@ -28,7 +28,6 @@ def export_lora(
     apply the LoRA too weakly or too strongly, without a word. This file has the right strength there too.
 
     Args:
-        run: the run folder.
         file: file to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
         dtype: dtype of the written tensors; None takes float32.
@@ -55,7 +54,6 @@ def export_model(
     """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
 
     Args:
-        run: the run folder.
         folder: folder to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
         dtype: dtype of the written weights; None takes that of the model's transformer on disk.

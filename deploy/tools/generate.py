@@ -54,10 +54,7 @@ def generate_images(
     Numbers begin after the existing images, so nothing is overwritten. A PNG's text chunks hold these arguments.
 
     Args:
-        run: the run folder.
         prompts: P prompts.
-        out: folder for the images.
-        count: number of images of each prompt.
         seed: seed of the initial noise.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
         size: height and width in pixels; None takes those of the run's evaluation.
