@@ -1,6 +1,6 @@
 """Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
 
-return judged([0.2, 0.9])
+return scored([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
 shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aesthetic is reported, but not in the reward
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Numbers = Sequence[float] | np.ndarray
 
 
-def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
+def scored(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
     """Make the scores of B images that are all valid; `components` are further numbers [B] by name."""
     return partly(values, [""] * len(values), components)
 

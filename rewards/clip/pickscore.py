@@ -12,7 +12,7 @@ import numpy as np
 from protocol.messages import Metadata, Scores
 from rewards.clip.features import ROUNDING, ClipFeatures, ClipScorer
 from rewards.clip.openclip import LIKE
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "yuvalkirstain/PickScore_v1"
 DIVISOR = 26.0
@@ -54,7 +54,7 @@ class PickScore(ClipScorer):
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(self._factor * self._clip.cosines(images, prompts))
+        return scored(self._factor * self._clip.cosines(images, prompts))
 
 
 def _own_processor(model: str) -> str | None:

@@ -13,7 +13,7 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Scores
 from rewards.clip.features import ROUNDING, VIT_L, ClipFeatures, ClipScorer
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged, partly
+from rewards.scores import partly, scored
 
 
 class ClipScore(ClipScorer):
@@ -28,7 +28,7 @@ class ClipScore(ClipScorer):
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
+        return scored(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
 
 
 class HPSv2(ClipScorer):
@@ -59,7 +59,7 @@ class HPSv2(ClipScorer):
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(self._clip.cosines(images, prompts))
+        return scored(self._clip.cosines(images, prompts))
 
 
 class Aesthetic(ClipScorer):
@@ -99,7 +99,7 @@ class Aesthetic(ClipScorer):
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias
-        return judged(features[:, 0])
+        return scored(features[:, 0])
 
 
 class Diversity(ClipScorer):
@@ -120,7 +120,7 @@ class Diversity(ClipScorer):
             return partly([0.0] * len(images), ["it has no other image in its group"] * len(images))
         features = self._clip.of_images(images).astype(np.float64)
         cosines = features @ features.T
-        return judged(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
+        return scored(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
 
 
 def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:

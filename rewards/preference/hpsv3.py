@@ -20,7 +20,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards.preference.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "MizzenAI/HPSv3"
 FILE = "HPSv3.safetensors"
@@ -119,7 +119,7 @@ class HPSv3:
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
+        return scored([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
 
     def _rated(self, image: np.ndarray, prompt: str) -> float:
         _require_plain(prompt)

@@ -18,7 +18,7 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.preference.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "zai-org/ImageReward"
 FILE = "ImageReward.pt"
@@ -110,7 +110,7 @@ class ImageReward:
             for part in rows.reshape(-1, self._batch)
         ]
         rated = np.concatenate(parts)[: len(images)].astype(np.float64)
-        return judged((rated - MEAN) / STD)
+        return scored((rated - MEAN) / STD)
 
     def _rated(self, pixels: Any, ids: Any, mask: Any) -> np.ndarray:
         """Return the head's numbers [N] for images [N, 3, S, S] with the tokens of their prompts [N, L]."""

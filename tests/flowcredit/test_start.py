@@ -16,14 +16,14 @@ from tests.support.paths import ROOT
 SCORER = """
 import numpy as np
 from beside import LEVEL
-from rewards.scores import judged
+from rewards.scores import scored
 
 class Level:
     name, low, high = "level", 0.0, 1.0
     @staticmethod
     def check(prompts): pass
     def score(self, images, prompts, metadata):
-        return judged(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
+        return scored(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
 """
 
 
