@@ -53,7 +53,7 @@ def step_rewards(tables: RewardTables, config: CreditConfig) -> Earned:
     if config.rule == "tree":
         finals = rewards[..., -1]
         means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
-        return Earned(*judged(means, others, finals)) if is_calibrated else Earned(means)
+        return Earned(*calibrated_tree(means, others, finals)) if is_calibrated else Earned(means)
     values, slopes = calibrated(rewards) if is_calibrated else (None, None)
     points = rewards if values is None else values
     return Earned(along_windows(_rule_of(config), points, tables.explored, tables.skipped), slopes, values)
@@ -195,7 +195,7 @@ def tree(
     return torch.where(trained, means, torch.nan), torch.where(trained, others, torch.nan)
 
 
-def judged(
+def calibrated_tree(
     means: Float[Tensor, "G N T"],
     others: Float[Tensor, "G N T"],
     finals: Float[Tensor, "G N"],
