@@ -182,7 +182,7 @@ class FlowPolicy:
         without, toward = self.backbone.velocity(*both).chunk(2)
         return self.backbone.guide(without, toward, self.guidance)
 
-    def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
+    def rows_per_state(self, k: int, explored: Sequence[int], rows: int) -> int:
         """Return how many neighbouring rows of a shard have the same state before the stochastic step k.
 
         Members that share their initial noise are all in the same state when the first stochastic step begins; where
@@ -207,14 +207,14 @@ class FlowPolicy:
         *,
         conditioning: tuple[Conditioning, ...],
         as_ode: bool = False,
-        alike: int = 1,
+        rows_per_state: int = 1,
     ) -> tuple[Transition, Float[Tensor, "B C H W"]]:
         """Return step k from these states, and the velocity that it uses.
 
         Args:
             k: the step, 0 to T - 1.
             as_ode: leave the noise out, as outside a window.
-            alike: how many neighbouring rows have the same state; the velocity is computed for the first of them, and
+            rows_per_state: how many neighbouring rows have the same state; the velocity is computed for the first, and
                 its gradient is the sum of theirs.
 
         Returns:
@@ -223,13 +223,15 @@ class FlowPolicy:
         is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
         sigma, sigma_next = (self.sigma(i, latents) for i in (k, following))
-        velocity = self.velocity(latents[::alike], sigma[::alike], conditioning)
-        if alike > 1:
-            velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
+        velocity = self.velocity(latents[::rows_per_state], sigma[::rows_per_state], conditioning)
+        if rows_per_state > 1:
+            velocity = velocity.repeat_interleave(rows_per_state, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
         return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
 
-    def log_prob(self, transition: Transition, value: Float[Tensor, "B C H W"], *, alike: int) -> Float[Tensor, " B"]:
+    def log_prob(
+        self, transition: Transition, value: Float[Tensor, "B C H W"], *, rows_per_state: int
+    ) -> Float[Tensor, " B"]:
         """Return the log-prob of a whole shard in the pieces in which a learner computes it.
 
         The rounding of a mean over a row may depend on the number of rows, as that of a velocity does.
@@ -237,11 +239,11 @@ class FlowPolicy:
         Args:
             transition: a step from B states.
             value: the states that it led to [B, C, H, W].
-            alike: as in `transition`.
+            rows_per_state: as in `transition`.
         """
         parts = []
-        for piece in even_pieces(-(-len(value) // alike), self.forward_batch):
-            rows = slice(piece.start * alike, piece.stop * alike)
+        for piece in even_pieces(-(-len(value) // rows_per_state), self.forward_batch):
+            rows = slice(piece.start * rows_per_state, piece.stop * rows_per_state)
             part = replace(transition, mean=transition.mean[rows], std=transition.std[rows])
             parts.append(part.log_prob(value[rows]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -314,7 +314,7 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
     strides = policy.strides(explored)
     for k in explored:
         rows = math.ceil(config.group.shard / strides.get(k, 1))
-        yield rows, rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
+        yield rows, rows if config.is_forward else math.ceil(rows / policy.rows_per_state(k, explored, rows))
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:

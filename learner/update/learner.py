@@ -433,7 +433,9 @@ class Learner:
                 yield piece.k, forward(piece)
             return
         objective = Objective(self._policy, self._lora, config.learner, self._reference)
-        whole = micro_batches(task, rollout, alike=self._policy.alike, device=device, keeps_idle=self._keeps_idle)
+        whole = micro_batches(
+            task, rollout, rows_per_state=self._policy.rows_per_state, device=device, keeps_idle=self._keeps_idle
+        )
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
 

@@ -40,9 +40,9 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
         rows = slice(None, None, strides.get(k, 1))
         replayed = (rollout.latents[rows, k], rollout.latents[rows, k + 1], rollout.log_probs[rows, column])
         latents, following, old = (torch.from_numpy(array.copy()).to(device) for array in replayed)
-        alike = policy.alike(k, rollout.steps, len(latents))
-        transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
-        log_probs = policy.log_prob(transition, following, alike=alike)
+        rows_per_state = policy.rows_per_state(k, rollout.steps, len(latents))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning, rows_per_state=rows_per_state)
+        log_probs = policy.log_prob(transition, following, rows_per_state=rows_per_state)
         deviations.append(((log_probs - old).exp() - 1).abs().max().item())
     worst = max(range(len(deviations)), key=lambda column: (math.isnan(deviations[column]), deviations[column]))
     if not math.isfinite(deviations[worst]):

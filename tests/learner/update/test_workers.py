@@ -157,7 +157,7 @@ def whole_gradient(config: RunConfig, groups: Sequence[ScoredGroup], done: Learn
     losses = [
         objective(micro_batch).loss
         for task in tasks
-        for micro_batch in micro_batches(task, task.shard.rollout, alike=alone, device=device)
+        for micro_batch in micro_batches(task, task.shard.rollout, rows_per_state=alone, device=device)
     ]
     (torch.cat(losses).sum() / sum(task.pairs for task in tasks)).backward()
     return torch.cat([parameter.grad.flatten() for parameter in lora.parameters.values() if parameter.grad is not None])
