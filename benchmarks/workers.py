@@ -306,7 +306,7 @@ async def _train(config: RunConfig, folder: Path, way: Way) -> None:
     journal = RunJournal(run, failures)
     fleet = _fleet(config, journal, way)
 
-    async def rest(_: Save) -> None:
+    async def between(_: Save) -> None:
         if way.between and isinstance(fleet, RayFleet):
             await way.between(fleet, journal.iteration)
 
@@ -320,7 +320,7 @@ async def _train(config: RunConfig, folder: Path, way: Way) -> None:
             prompts=inputs.prompts,
             heldout=inputs.heldout[:2],
             stop=asyncio.Event(),
-            rest=rest,
+            between=between,
             resume_from=None,
         )
         sizes = {int(line["update/workers"]) for line in run.lines() if "update/workers" in line}

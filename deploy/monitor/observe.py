@@ -39,7 +39,7 @@ class Observed(Observer):
     async with Observed(run, fleet, journal, stop) as observed:
         await fleet.start()
         observed.reporter.begin(start)
-        await supervise(..., journal=journal, rest=observed.control.rest, observer=observed)
+        await supervise(..., journal=journal, between=observed.control.between, observer=observed)
     """
 
     def __init__(self, run: RunFolder, fleet: Fleet, journal: RunJournal, stop: asyncio.Event) -> None:

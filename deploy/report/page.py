@@ -13,7 +13,7 @@ from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE, number
 from deploy.report import charts
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, change_of
@@ -63,7 +63,9 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: Peak | None = None) -> list[Path]:
+def write_report(
+    paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: MfuPeak | None = None
+) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
@@ -148,7 +150,7 @@ def _is_report(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
+def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

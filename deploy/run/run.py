@@ -187,7 +187,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
                         prompts=prepared.inputs.prompts,
                         heldout=prepared.inputs.heldout,
                         stop=stop,
-                        rest=observed.control.rest,
+                        between=observed.control.between,
                         observer=observed,
                         resume_from=resume_from,
                     )

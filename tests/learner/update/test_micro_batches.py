@@ -12,8 +12,8 @@ from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from learner.update.micro_batches import (
-    RowsPerState,
     MicroBatch,
+    RowsPerState,
     ShardTask,
     StepChoice,
     micro_batches,
