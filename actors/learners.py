@@ -120,7 +120,7 @@ class RemoteWorker:
         self.fetched = await self._busy(fetched)
         return kept
 
-    async def ask(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call_uncounted(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Do as `call` does; the call does not count as work."""
         return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
 
@@ -239,7 +239,7 @@ class LearnerGroup:
 
     async def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update. The call does not count as work."""
-        return await self._workers[0].ask(Learner.credit, group)
+        return await self._workers[0].call_uncounted(Learner.credit, group)
 
     async def state(self) -> LearnerState:
         return await self._workers[0].call(Learner.state)

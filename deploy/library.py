@@ -106,7 +106,7 @@ async def train_async(
             await asyncio.wait([done])
         except asyncio.CancelledError:
             is_cancelled = True
-            stop.ask()
+            stop.send()
     if is_cancelled:
         done.exception()  # it has been seen: the caller no longer asks for the outcome
         raise asyncio.CancelledError

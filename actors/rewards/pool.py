@@ -343,7 +343,7 @@ class RewardPools(Mixture):
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
                 depth=AHEAD,
-                on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
+                report_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
         return RewardPool(

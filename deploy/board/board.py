@@ -144,7 +144,7 @@ class Board:
         with _answering(self.url):
             await self._redis.ping()
 
-    async def held(self, run: str) -> Held:
+    async def newest(self, run: str) -> Held:
         """Return the newest entries of a run's streams."""
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=True)

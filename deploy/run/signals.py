@@ -61,7 +61,7 @@ class StopRequest:
         self._count = 0
         self._handler: Callable[[], object] | None = None
 
-    def ask(self) -> None:
+    def send(self) -> None:
         """Ask the run to stop; a run that has not begun receives the request when it begins."""
         with self._lock:
             self._count += 1
