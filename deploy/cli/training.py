@@ -63,7 +63,7 @@ def train(
     Without a preset, the run's own config is used, so its overrides need not be repeated.
     """
     folder = run and placed(run)
-    source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
+    source, words = source_and_words(preset, overrides, folder, "or --run with a run to resume")
     config = load_config(source, overrides=words)
     rate = _rate(tflops, card)
     if is_dry:
@@ -170,7 +170,7 @@ def _dry_run(
         adapter_to_fork(fork, config)
     if held and not missing_model:
         require_same_run(held, config)
-        typer.echo(f"{held} holds a run of this config and would go on")
+        typer.echo(f"{held} already holds this run; training would resume it")
     typer.echo(f"{len(inputs.prompts)} prompts to train on, {len(inputs.heldout)} held out")
     for _, message in (*concerns(config, inputs), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")

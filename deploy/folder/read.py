@@ -303,7 +303,7 @@ def require_fork_of(run: Path, source: Path) -> Fork:
         began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is not a fork"
         raise RunFolderError(
             f"--fork {source} must name the run that {run} began with, but {run} exists and {began}: set --run to a new"
-            " folder, or leave --fork out to go on with it"
+            " folder, or leave --fork out to resume it"
         )
     return origin.fork
 

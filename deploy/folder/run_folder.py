@@ -85,7 +85,7 @@ class RunFolder:
     def open(self, say: Say, start: LearnerState | None = None) -> None:
         """Make missing folders, take the leases, write the config and begin the log.
 
-        The config comes last: until then the next process begins again. So a fork has its first checkpoint.
+        `config.yaml` is written last; a process that finds none starts over, so a fork never lacks its first checkpoint.
 
         Args:
             say: called with the reason for a wait.
@@ -311,7 +311,7 @@ def require_same_run(path: Path, config: RunConfig) -> None:
 def _require_same_config(path: Path, config: RunConfig) -> None:
     remedy = (
         "set --run to a new folder, with --fork to begin with this run's adapter, or leave preset and overrides out to"
-        " go on with this run's own config"
+        " resume it with this run's own config"
     )
     require_same(path, config_of(path), config, remedy=remedy)
 

@@ -150,7 +150,7 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             metric="adapter/not_finite",
             is_broken=lambda value: value > 0,
             rule="be 0: every element of the adapter is finite",
-            remedy="lower learner.learning_rate and go on from a checkpoint with --fork",
+            remedy="lower learner.learning_rate and start from a checkpoint with --fork",
         ),
         Guard(
             name="distinct_members",

@@ -34,7 +34,7 @@ class Measured(NamedTuple):
 
     iteration: int
     readings: Readings
-    """Empty if they are lost, as those of the gallery that did not come back with a copy of the run."""
+    """Empty if unavailable: a run restored from `checkpoint.url` has no gallery."""
     means: Mapping[str, float]
     """Each scorer's mean as the metrics hold it, so that after a resume the same evaluation is the peak; NaN if there
     is none."""
@@ -123,7 +123,7 @@ class HackingGuard:
         else:
             commands = f"`flowcredit generate`, `eval` and `export` take it with {words}"
         return (
-            f"the better checkpoint is kept: {folder}; {commands}, and a new run goes on from it with"
+            f"the better checkpoint is kept: {folder}; {commands}, and a new run starts from it with"
             f" model.lora.start={folder}"
         )
 
