@@ -85,7 +85,8 @@ class RunFolder:
     def open(self, say: Say, start: LearnerState | None = None) -> None:
         """Make missing folders, take the leases, write the config and begin the log.
 
-        `config.yaml` is written last; a process that finds none starts over, so a fork never lacks its first checkpoint.
+        `config.yaml` is written last; a process that finds none starts over, so a fork never lacks its first
+        checkpoint.
 
         Args:
             say: called with the reason for a wait.
