@@ -13,7 +13,7 @@ from tests.support.worlds.bare import bare_environment
 
 TINY = ("--device", "cpu", "--tiny")
 ELSEWHERE = {"compiled", "exactness"}
-"""Parts that `tests/gpu` rehearses, or that only differ in an option from one that is rehearsed here."""
+"""Those that `tests/gpu` rehearses, or that only differ in an option from one that is rehearsed here."""
 
 
 def results(file: Path) -> dict[str, dict[str, Any]]:
