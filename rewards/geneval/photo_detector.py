@@ -44,8 +44,8 @@ class Instance(NamedTuple):
     label: int
     score: float
     box: tuple[int, int, int, int]
-    mask: Any
-    """bool [H, W], a tensor on the device of the mask logits"""
+    mask: np.ndarray
+    """bool [H, W]"""
 
 
 class PhotoDetector:
@@ -185,7 +185,7 @@ class PhotoDetector:
         alone = []
         for _, item, image in asked:
             left, top, right, bottom = item.box
-            inside = item.mask[top:bottom, left:right, None].cpu().numpy()
+            inside = item.mask[top:bottom, left:right, None]
             alone.append(np.where(inside, image[top:bottom, left:right], np.uint8(GREY)))
         features = self._clip.of_images(alone)
         texts = [self._of_colors(label) for label, _, _ in asked]
@@ -244,6 +244,7 @@ def instances(
     Returns:
         The instances, best score first.
     """
+    import torch
     from torch.nn import functional
 
     queries, classes = len(class_logits), class_logits.shape[-1] - 1
@@ -253,20 +254,21 @@ def instances(
     if not len(best):
         return []
     kept, places = (best // classes).unique(return_inverse=True)
-    chosen = mask_logits[kept.to(mask_logits.device)]
-    padded = functional.interpolate(chosen[None], size=tuple(pixel_mask.shape), mode="bilinear")[0]
+    chosen = mask_logits[kept.to(mask_logits.device)][None]
+    chosen = chosen.contiguous(memory_format=torch.channels_last)  # a CPU then interpolates twice as fast
+    padded = functional.interpolate(chosen, size=tuple(pixel_mask.shape), mode="bilinear")
     rows, columns = int(pixel_mask[:, 0].sum()), int(pixel_mask[0].sum())
-    full = functional.interpolate(padded[None, :, :rows, :columns], size=size, mode="bilinear")[0]
+    full = functional.interpolate(padded[:, :, :rows, :columns], size=size, mode="bilinear")[0].contiguous()
     inside = full > 0
-    ys, xs = inside.any(2).cpu().numpy(), inside.any(1).cpu().numpy()
+    masks = inside.cpu().numpy()
+    means = full.sigmoid_().mul_(inside).sum((1, 2)).cpu() / torch.from_numpy(np.count_nonzero(masks, (1, 2)))
+    scores = shares[best] * means[places]  # NaN for an empty mask
     found = []
-    for index, place in zip(best.tolist(), places.tolist(), strict=True):
-        if not ys[place].any():
-            continue
-        score = float(shares[index] * full[place][inside[place]].sigmoid().mean().cpu())
-        top, bottom, left, right = (int(edge) for side in (ys, xs) for edge in np.flatnonzero(side[place])[[0, -1]])
+    for index, place, score in zip(best.tolist(), places.tolist(), scores.tolist(), strict=True):
         if score > threshold:
-            found.append(Instance(index % classes, score, (left, top, right + 1, bottom + 1), inside[place]))
+            sides = (masks[place].any(1), masks[place].any(0))
+            top, bottom, left, right = (int(edge) for side in sides for edge in np.flatnonzero(side)[[0, -1]])
+            found.append(Instance(index % classes, score, (left, top, right + 1, bottom + 1), masks[place]))
     return sorted(found, key=lambda item: -item.score)
 
 
