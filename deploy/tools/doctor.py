@@ -225,13 +225,14 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
 def costs(question: Question) -> Iterator[Finding]:
     """Report velocity evaluations and memory of the preset (`deploy.tools.estimate`); on request, its measured speed.
 
-    `deploy.tools.measure` measures forwards, gradients and decoded images per second.
+    `deploy.tools.measure` measures forwards, gradients and decoded images per second, `deploy.tools.scoring` scorers.
     """
     if question.config is None:
         return
     from deploy.tools.estimate import estimate
     from deploy.tools.measure import measure
     from deploy.tools.memory import fit_problems, roles_of
+    from deploy.tools.scoring import measured_lines
     from flow.models.folder import completed_for_estimate
 
     try:
@@ -242,8 +243,9 @@ def costs(question: Question) -> Iterator[Finding]:
         for problem in fit_problems(config, found):
             what, _, remedy = str(problem).rpartition(": ")
             yield Finding("bad", "gpu memory", what, remedy)
-        for line in measure(config, found.evaluations).lines() if question.measures else ():
-            yield Finding("ok", "speed", line)
+        if question.measures:
+            for line in (*measure(config, found.evaluations).lines(), *measured_lines(config, found)):
+                yield Finding("ok", "speed", line)
     except InputError as error:  # `preset_can_run` reports a preset that cannot be estimated
         if question.measures:
             yield Finding("bad", "speed", str(error), "see this line")
