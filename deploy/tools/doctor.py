@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -244,7 +245,7 @@ def costs(question: Question) -> Iterator[Finding]:
             what, _, remedy = str(problem).rpartition(": ")
             yield Finding("bad", "gpu memory", what, remedy)
         if question.measures:
-            for line in (*measure(config, found.evaluations).lines(), *measured_lines(config, found)):
+            for line in chain(measure(config, found.evaluations).lines(), measured_lines(config, found)):
                 yield Finding("ok", "speed", line)
     except InputError as error:  # `preset_can_run` reports a preset that cannot be estimated
         if question.measures:

@@ -41,7 +41,7 @@ WORK = {
     "geneval": Work(10.0, 0.449),  # Mask2Former at 800 pixels; colours, where a prompt asks for them, come on top
     "ocr": Work(110.0),
 }
-"""CPU milliseconds were measured on one core of a shared machine, operations were counted (docs/rewards.md)."""
+"""CPU milliseconds were measured on one core of a shared machine, operations were counted: see docs/rewards.md."""
 OWN = {"model", "detector", "detector_args", "engine", "engine_args"}
 """Arguments that choose what computes the scores."""
 

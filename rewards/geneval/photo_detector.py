@@ -68,7 +68,7 @@ class PhotoDetector:
         counting_threshold: float = 0.9,
         per_class: int = 16,
         device: str | None = None,
-        batch: int = 16,
+        batch: int = 8,
     ) -> None:
         """Read the model's class names.
 

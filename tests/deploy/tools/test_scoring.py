@@ -26,8 +26,12 @@ RATE = assumed_tflops("H100")
 def sd35() -> Estimate:
     """The counts of `train sd35_pickscore --dry-run`, without its memory."""
     config = load_config("sd35_pickscore")
-    shapes: Any = SimpleNamespace(latent_shape=(16, 64, 64), sigmas=lambda steps: torch.linspace(1, 0, steps + 1))
-    shapes.tiny_decoder = None
+
+    def sigmas(steps: int) -> torch.Tensor:
+        even = torch.linspace(1, 1e-3, steps)
+        return torch.cat([3 * even / (1 + 2 * even), torch.zeros(1)])  # SD3.5 has a shift of 3
+
+    shapes: Any = SimpleNamespace(latent_shape=(16, 64, 64), sigmas=sigmas, tiny_decoder=None)
     counts = count_evaluations(config, count_shard(config, shapes), forward=1.93e12, gradient=2.0)
     counts = replace(counts, decoding_flops=counts.images * 2.47e12)
     return Estimate(evaluations=counts, rollout={}, learner={}, trained=0, image=512 * 512 * 3)
