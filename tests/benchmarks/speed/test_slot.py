@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.slot import PARTS, SECONDS, Part, main, measured
+from benchmarks.speed.slot.__main__ import PARTS, SECONDS, Part, main, measured
 from tests.support.paths import ROOT
 from tests.support.worlds.bare import bare_environment
 
 TINY = ("--device", "cpu", "--tiny")
 ELSEWHERE = {"compiled", "exactness"}
-"""Parts that `tests/gpu` rehearses, or that only differ in an option from one that is rehearsed here."""
+"""What `tests/gpu` rehearses, and what differs in one option only."""
 
 
 def results(file: Path) -> dict[str, dict[str, Any]]:
