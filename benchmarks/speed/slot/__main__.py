@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--slower", type=float, default=1.0, help="factor of all limits, for a busy CPU")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models and sizes, to rehearse on a CPU")
-    asked = parser.parse_args(words)
+    asked = parser.parse_intermixed_args(words)
     if unknown := set(asked.parts) - {part.name for part in (*PARTS, *RAY)}:
         parser.error(f"a part must be one of {[part.name for part in (*PARTS, *RAY)]}, got {sorted(unknown)[0]!r}")
     chosen = [part for part in (*PARTS, *RAY) if part.name in asked.parts] or (RAY if asked.ray else PARTS)
