@@ -135,7 +135,8 @@ def measured(part: Part, options: Sequence[str], *, limit: float, log: Path) -> 
             error = None if code == 0 else f"exit code {code}: {_last_line(log)}"
         except subprocess.TimeoutExpired:
             error = f"stopped after {limit:.3g} s"
-        _end(process)
+        finally:
+            _end(process)
         lines = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
     device = lines[0] if lines else {}
     found = {key: value for line in lines[1:] for key, value in line.items()}
