@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.speed.parts import Figures, Where, tried
-from benchmarks.speed.timing import seconds_of
+from benchmarks.speed.slot.part import Figures, Where, tried
+from benchmarks.speed.slot.timing import seconds_of
 from rewards.clip.features import ClipFeatures
 from rewards.geneval.photo_detector import PhotoDetector
 
