@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
-FOREIGN = {"_dynamo"}
+FOREIGN = {"_dynamo", "_NATIVE_MATH", "_active_backend", "_backends"}
 """Private names of other libraries that a test may look at."""
 
 
