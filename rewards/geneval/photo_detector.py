@@ -110,10 +110,11 @@ class PhotoDetector:
 
     def detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:
         """Detect the objects of each image uint8 [B, H, W, 3], best score first; see `Detector`."""
+        size = self.images_per_forward
         return [
             objects
-            for start in range(0, len(images), self.images_per_forward)
-            for objects in self._detect(images[start : start + self.images_per_forward], colored[start : start + self.images_per_forward])
+            for start in range(0, len(images), size)
+            for objects in self._detect(images[start : start + size], colored[start : start + size])
         ]
 
     @cached_property
