@@ -127,9 +127,6 @@ class RayFleet(RayEvaluators):
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
     """Say which resources one more actor lacks.
 
-    Args:
-        needs: what one actor reserves, by resource.
-
     Returns:
         One line; empty if a node has room.
     """

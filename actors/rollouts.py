@@ -88,9 +88,6 @@ class RolloutActor(Alive):
         Args:
             images: its images uint8 [I, H, W, 3].
             members: M, how many trajectories; all if there are fewer.
-
-        Returns:
-            M trajectories.
         """
         return excerpt_of(rollout, images, members=members)
 
@@ -111,7 +108,6 @@ class RolloutPool:
         Args:
             config: its section `cluster` sets the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
-            sink: receives an event for every failure.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
             actor_class: class of the actors; a simulation has its own.
         """

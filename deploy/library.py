@@ -56,7 +56,6 @@ def train(
         run: the run folder; `runs/PRESET` if it is left out.
         fork: a run whose newest adapter a new run starts from.
         is_local: run in this process without Ray; the results are the same.
-        is_quiet: print nothing.
 
     Returns:
         Held-out scores before and after, and the paths of the LoRA and of images.
@@ -81,17 +80,6 @@ async def train_async(
 
     If the awaiting task is cancelled, the run stops with a checkpoint within `cluster.stop_within_s`, and then the task
     ends. A second cancellation stops the run at once.
-
-    Args:
-        preset: see `train`.
-        overrides: see `train`.
-        run: see `train`.
-        fork: see `train`.
-        is_local: see `train`.
-        is_quiet: see `train`.
-
-    Returns:
-        See `train`.
 
     Raises:
         InputError: see `train`.

@@ -56,7 +56,6 @@ class FlowPolicy:
     ) -> None:
         """
         Args:
-            backbone: computes velocities.
             config: sets kernel, schedule, noise, window and splits.
             guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
             forward_batch: most states in one forward; None takes all at once.

@@ -155,7 +155,6 @@ def trajectory(
     """Take the T steps from `initial`, or those before point `until`.
 
     Args:
-        policy: gives every transition.
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
             stochastic step, where it splits into the members. Rows that split share one velocity.
         conditioning: from `policy.conditioning`.
@@ -163,9 +162,6 @@ def trajectory(
             more rows than the state, the state splits there: a single row into all, or each row into two.
         stochastic: the steps k that are stochastic; all others are ODE steps.
         until: the point at which to end; T by default.
-
-    Returns:
-        The steps in order.
     """
     latents, k = initial, 0
     while k < (policy.total_steps if until is None else until):
@@ -467,7 +463,6 @@ def _previews(
     """Decode Tweedie's estimates before the stochastic steps; they need no forward.
 
     Args:
-        policy: gives the sigmas and the decoder.
         stochastic: the stochastic steps, with rows for members or branches.
         members: N, members of the shard.
 

@@ -77,9 +77,6 @@ def write_checkpoint(
         best: iteration of the checkpoint that is kept too, and that `best` points to.
         peaks: iterations of further checkpoints that are kept too.
         facts: further JSON values for `state.json`.
-
-    Returns:
-        The checkpoint's folder.
     """
     folder = root / iteration_name(state.iteration)
     put_back(root)

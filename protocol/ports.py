@@ -75,11 +75,6 @@ class RewardSource(Protocol):
     ) -> Scores:
         """Score images with every scorer that trains and mix the answers.
 
-        Args:
-            images: B images.
-            prompts: B texts, one for each image.
-            metadata: B mappings, one for each image.
-
         Returns:
             Scores of B images: the mixture as `values`, each scorer's own readings as `components`.
         """
@@ -94,11 +89,6 @@ class RewardSource(Protocol):
 
         Args:
             images: B images, `evaluation.images_per_prompt` of each prompt, one prompt after the other.
-            prompts: B texts, one for each image.
-            metadata: B mappings, one for each image.
-
-        Returns:
-            Scores of B images.
         """
         ...
 

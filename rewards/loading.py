@@ -18,7 +18,6 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
 
     Args:
         path: `package.module:Class`.
-        args: keyword arguments of the constructor.
         extra: the optional dependency group that installs what the class needs, for the error message.
 
     Raises:
@@ -86,9 +85,6 @@ def explained(failure: str, path: str, extra: str | None = None) -> Iterator[Non
     Args:
         path: `package.module:Class` of the foreign code.
         extra: the optional dependency group that installs what it needs.
-
-    Yields:
-        Nothing.
 
     Raises:
         ScorerError: the code raised, exited, or needs a library that is not installed.

@@ -24,9 +24,6 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         load: a function such as `CLIPModel.from_pretrained`.
         source: a folder, a `pkg://` path, or a hub id.
 
-    Returns:
-        The result of `load`.
-
     Raises:
         ScorerError: they do not exist or cannot be read, or the tensors are not those of the model
             (`protocol.ground.pretrained.require_tensors`).

@@ -202,9 +202,6 @@ class CheckedScorer:
         Args:
             images: uint8 [B, H, W, 3].
 
-        Returns:
-            B scores that keep the contract.
-
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
         """
@@ -343,9 +340,6 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
     Args:
         scorer: called once for each size of images.
         images: each piece's whole array, uint8 [I, H, W, 3].
-
-    Returns:
-        The scores of all pieces in their order.
     """
     chosen = [array[list(piece.rows)] for piece, array in zip(pieces, images, strict=True)]
     by_size: dict[tuple[int, ...], list[int]] = {}

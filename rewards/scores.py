@@ -81,9 +81,6 @@ def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range
     Args:
         images: B, the number of images of the request.
         size: images of one group; None if the request is one group.
-
-    Returns:
-        The indices of each group's images.
     """
     step = size if size and reward.sees == "group" else images
     return [range(start, start + step) for start in range(0, images, step)]
@@ -95,9 +92,6 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
     Args:
         scores: scores of B images.
         answer: the replacements, one for each of `rows`.
-
-    Returns:
-        Scores of B images.
     """
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))

@@ -80,7 +80,6 @@ async def answer(
     """Wait for the value of a remote call; an error of the remote code is raised unchanged.
 
     Args:
-        reference: reference to the call's answer.
         timeout_s: seconds for the whole call, counted from its turn (see `TURN`).
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
         memory_remedy: the remedy that the error names if the actor runs out of memory.

@@ -105,10 +105,6 @@ def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
     """Make the callback that a pool calls when an actor fails.
 
-    Args:
-        pool: the pool's name, for the event.
-        sink: receives the event.
-
     Returns:
         A function of the actor's handle and the reason.
     """

@@ -60,8 +60,6 @@ class ActorPool:
         """
         Args:
             name: `rollout` or `reward/<scorer>`.
-            spawn: makes the actor of a slot.
-            size: members at the start.
             max_restarts: failures within the window that the pool survives.
             prepare: makes the running actor of a member ready to work.
             restart_window_s: seconds after which a failure no longer counts.

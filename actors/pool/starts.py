@@ -64,7 +64,6 @@ class Starts:
         """
         Args:
             pool: admits the members.
-            spawn: makes the actor of a slot.
             prepare: makes the running actor of a member ready to work.
             patience_s: seconds to wait for a node if no other member works.
         """

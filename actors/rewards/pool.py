@@ -102,9 +102,7 @@ class RewardPool:
         Args:
             config: sets batches, tries and the failure policy.
             make: makes a pool of that many actors; a pause may call it again.
-            timeout_s: deadline of a call.
             heartbeat_s: longest silence of an actor that works.
-            tally: counts the missing scores.
         """
         self.name = name
         self.pool = make(config.actors)
@@ -142,9 +140,6 @@ class RewardPool:
         """Score all images, retrying failures; `on_failure` decides about the rest.
 
         Args:
-            images: B images.
-            prompts: B texts.
-            metadata: B mappings.
             group: images of one group, for a scorer that compares a group; None if all are one group.
 
         Returns:
@@ -277,7 +272,6 @@ class RewardPools(Mixture):
         Args:
             config: its sections `rewards` and `cluster` set the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
-            sink: receives an event for every failure.
             actor_class: class of the actors; a simulation has its own.
         """
         self._config = config

@@ -75,8 +75,6 @@ class RewardQueue:
         """Score a piece.
 
         Args:
-            images: the array that the piece points into.
-            piece: at least one image.
             is_alone: share no call with other requests; an image that failed once may be the one that kills the actors.
 
         Returns:

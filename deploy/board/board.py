@@ -121,12 +121,6 @@ class Board:
     """
 
     def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
-        """
-        Args:
-            url: address, as in `status.board`.
-            prefix: begins all keys.
-            timeout_s: seconds within which it must answer.
-        """
         self.url = url
         self._prefix = prefix
         foreign = "surrogateescape"  # foreign bytes are kept, and can be written back unchanged
@@ -359,11 +353,7 @@ def client_of(kind: Any, url: str, *, timeout_s: float, **options: Any) -> Any:
 
     Args:
         kind: the client library's class, for coroutines or for threads.
-        timeout_s: seconds for one request.
         options: further options of that class.
-
-    Returns:
-        The client, which connects when it is used.
 
     Raises:
         ConfigError: no client can use this address.

@@ -79,11 +79,7 @@ def is_board_of(url: str, run_folder: Path) -> bool:
     server may listen there.
 
     Args:
-        url: the content of `board.url`.
         run_folder: where that file is, without links.
-
-    Returns:
-        Whether the server's socket belongs to that folder.
     """
     beside = Path(unquote(url.removeprefix("unix://").partition("?")[0])).parent
     return beside == run_folder or beside.name.startswith(_prefix(run_folder))

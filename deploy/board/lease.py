@@ -125,7 +125,6 @@ class BoardLease:
         """Prepare the request.
 
         Args:
-            run: the run's name on the board.
             copies: `checkpoint.url`; empty without one.
             under: the lease of the run folder; a process that loses it claims nothing here.
             keep_s: seconds for which the board keeps the tokens.
@@ -159,12 +158,6 @@ class BoardLease:
         """Take the lease; wait up to `TTL_S` seconds for a sign of life of another holder.
 
         If the board does not answer, this returns, and the request is repeated every `renew_s` seconds.
-
-        Args:
-            say: receives the reason for waiting.
-
-        Returns:
-            This lease, held until `release`.
 
         Raises:
             RunFolderError: another process holds it.
@@ -279,10 +272,6 @@ def lease_on_board(config: RunConfig, run: Path, under: FolderLease, say: Callab
     Args:
         config: names the board and `checkpoint.url`.
         run: the run folder; its name is the run's name on the board.
-        say: receives the reason for waiting.
-
-    Returns:
-        The lease, held; None without a shared board.
 
     Raises:
         RunFolderError: another process holds it.

@@ -90,9 +90,7 @@ class Publisher:
     ) -> None:
         """
         Args:
-            board: is closed by `finish`.
             buffers: the run's lines, events, records and outcomes.
-            compose: returns the run's status as of now.
             on_command: is called once with each command to this process.
             on_leftover: is called once with each command that the board held before this process first wrote to it, so
                 it was meant for an earlier process of the run. No clocks are compared.

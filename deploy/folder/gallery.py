@@ -89,12 +89,6 @@ Cells = list[tuple[str, list[np.ndarray], list[float]]]
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
     """Draw a grid with `png_of_grid` and write it.
 
-    Args:
-        cells: see `png_of_grid`.
-
-    Returns:
-        `path`.
-
     Raises:
         OSError: the file cannot be written.
     """

@@ -51,11 +51,7 @@ def rounded(value: float) -> float | None:
 
 
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
-    """Make the document of an evaluation.
-
-    Returns:
-        The document; numbers are rounded to 6 digits.
-    """
+    """Make the document of an evaluation."""
     shapes = {image.shape[:2] for _, image, _ in evaluation.gallery}
     height, width = shapes.pop() if len(shapes) == 1 else (None, None)
     return HeldoutScores(

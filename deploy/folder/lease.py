@@ -46,7 +46,6 @@ class Lease:
         Args:
             lock: number of the open file that is locked.
             token: counts the leases of this folder so far.
-            run: identifies the run on the board, for good.
         """
         self._folder = folder
         self._lock = lock
@@ -63,10 +62,6 @@ class Lease:
 
         Args:
             stale_s: seconds without a beat after which a holder on another machine counts as dead.
-            say: called with the reason for a wait.
-
-        Returns:
-            The lease, held until `release`.
 
         Raises:
             RunFolderError: another process holds it.

@@ -113,10 +113,8 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     """Compare two configs in every key that starts with `section` and may change a result.
 
     Args:
-        where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
         section: only keys that start with it are compared; all by default.
-        remedy: advice at the end of the error.
 
     Raises:
         RunFolderError: some keys differ; they are listed.

@@ -89,7 +89,6 @@ class RunFolder:
         checkpoint.
 
         Args:
-            say: called with the reason for a wait.
             start: the state with which a new run begins; None for a run that begins with an adapter of its own.
 
         Raises:
@@ -338,10 +337,6 @@ def open_run_folder(
 
     Args:
         fork: the adapter of another run with which a new run begins.
-        say: called with the reason for a wait.
-
-    Returns:
-        The folder, held by this process until `close`.
 
     Raises:
         RunFolderError: the folder cannot be written, is in use, holds something else, or belongs to another config

@@ -164,7 +164,6 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     """Submit a run.
 
     Args:
-        client: the client that `connect` returned.
         submission: the command and its environment.
         address: address of the cluster, for the error.
 

@@ -33,8 +33,6 @@ class BoardLink:
         Args:
             run: the run folder. Its config names the board, an embedded server has its socket there, and nothing is
                 published while another process holds its lease on the board.
-            reporter: composes the status to publish.
-            sink: takes the condition whether the board answers.
         """
         self._sink = sink
         self.server: BoardServer | None = None

@@ -34,10 +34,7 @@ class Control:
     def __init__(self, fleet: Fleet, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
         """
         Args:
-            fleet: its pools are scaled.
             reporter: shows commands, desired sizes and the pause.
-            sink: takes events and conditions.
-            stop: is set to end the run.
         """
         self._fleet = fleet
         self._sink = sink

@@ -31,7 +31,6 @@ class Heartbeat:
         """
         Args:
             run: the run folder; its leases are checked, and `status.json` is written there.
-            reporter: composes the status.
             control: reconciles pool sizes with the desired ones.
             stop: set here when another process has taken the run over.
         """

@@ -46,7 +46,6 @@ class Observed(Observer):
         """
         Args:
             run: folder of the run, held by this process.
-            journal: the journal, which reporter and trackers join.
             stop: event that ends the run after the update in progress.
         """
         self._run = run

@@ -80,9 +80,6 @@ class Progress(Listener):
 
         Args:
             has_gains: whether to show gains; with uniform credit each is the final reward, which is shown already.
-
-        Yields:
-            Nothing.
         """
         self._total, self._has_gains = total, has_gains
         if not self._console.is_terminal:

@@ -48,7 +48,6 @@ class Reporter(logging.Handler, Listener):
     ) -> None:
         """
         Args:
-            lines: its lines of metrics so far.
             fleet: its actors, pools and queues are shown.
             earlier: reads metric lines that the buffers no longer hold, see `Buffers`.
         """

@@ -45,10 +45,6 @@ class Trackers(Listener):
     """All trackers of a run. A failure becomes a condition; `close` waits at most `CLOSING_S` seconds for each."""
 
     def __init__(self, config: RunConfig, folder: Path, sink: StatusSink) -> None:
-        """
-        Args:
-            sink: takes the conditions of trackers that fail or are too slow; called from their threads.
-        """
         self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]
 
     def wait_for_start(self) -> None:

@@ -100,9 +100,6 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     Args:
         iteration: iteration, counted from 1.
         excerpt: M trajectories with small images uint8 [M, P, h, w, 3]; P is S + 1, or 1 where no step has noise.
-
-    Returns:
-        The record, with its images as one PNG.
     """
     members, points, height, width, _ = excerpt.images.shape
     steps, columns = list(excerpt.steps), [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]

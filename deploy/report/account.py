@@ -52,9 +52,6 @@ class Rates:
 def rates_of(group: Group, peak: MfuPeak | None = None) -> Rates | None:
     """Compute the average rates of a group's iterations.
 
-    Args:
-        peak: the peak for `mfu`.
-
     Returns:
         The rates; None before the first iteration.
     """

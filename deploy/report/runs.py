@@ -89,9 +89,6 @@ class Group:
 
         Args:
             of: `iterations` or `evaluations`.
-
-        Returns:
-            The columns of `Run.values` for each run.
         """
         columns = (run.values(name, of=of) for run in self.runs)
         return [each for each in columns if len(each[0])]

@@ -44,11 +44,7 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     wait for nodes to join.
 
     Args:
-        sink: where the condition is reported.
         python: what starts a worker of a local cluster (`deploy.run.warm.workers`); default: this Python.
-
-    Yields:
-        Nothing, when this process is connected.
 
     Raises:
         ConfigError: this process already uses Ray, no cluster answers at the given address or it does not take this

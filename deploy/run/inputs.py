@@ -107,11 +107,7 @@ def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: b
     The nodes of a given cluster are checked by `actors.rewards.readiness`.
 
     Args:
-        prompts: train and held-out prompts.
         is_local: whether this process scores even if the config names a cluster.
-
-    Yields:
-        An error for each reward that cannot score.
     """
     for reward in config.rewards.values():
         if reward.runtime_env:
@@ -217,9 +213,6 @@ def environment_problems(config: RunConfig) -> Iterator[InputError]:
 
 def require_environment(tree: Mapping[str, Any], what: str) -> None:
     """Check that Ray takes a runtime environment.
-
-    Args:
-        tree: the environment, as a user gave it.
 
     Raises:
         ConfigError: it does not.

@@ -81,13 +81,7 @@ def run_training(
 
     Args:
         fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a new optimizer.
-        is_local: run in this process instead of on Ray.
-        progress: shows the run on the terminal.
         has_page: serve the run's page on loopback during the run.
-        stop: lets another thread stop the run.
-
-    Returns:
-        The outcome, also of a run that was stopped.
 
     Raises:
         InputError: a mistake that the user can correct.

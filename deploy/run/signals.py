@@ -89,12 +89,8 @@ def stop_on_signal(
     """Yield an event that the first signal sets; the task that enters this context is the one to stop.
 
     Args:
-        say: shows a line on the terminal.
         within_s: seconds from the event, whoever sets it, until the task is cancelled; the context then ends without an
             exception.
-
-    Yields:
-        The event.
 
     Raises:
         CancelledError: there was a second signal.

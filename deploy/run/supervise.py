@@ -42,13 +42,10 @@ async def supervise(
     """Train to the end, or until `stop` is set.
 
     Args:
-        run: the run folder, for checkpoints and metric lines.
         fleet: the run's actors; the learner is restarted if it fails.
         journal: receives failures, and everything that the loop reports.
         stop: event that ends the run after the update in progress.
         between: awaited between two iterations; it may pause the loop.
-        observer: receives the groups in flight.
-        resume_from: state of the checkpoint to resume from; None for a new run.
 
     Raises:
         LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.

@@ -102,7 +102,6 @@ async def assess(
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
             (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
-        is_local: evaluate in this process instead of on Ray; the results are the same.
 
     Returns:
         One result, or the base model's and the adapter's.
@@ -209,10 +208,6 @@ def require_out(out: Path) -> None:
 
 def write_results(results: Sequence[Assessed], out: Path, features: str | None = None) -> tuple[Path, Path]:
     """Write `evaluation.json` and `grid.png`, which shows images of base and adapter side by side.
-
-    Args:
-        results: the results of `assess`.
-        features: see `document`.
 
     Raises:
         RunFolderError: a file cannot be written.

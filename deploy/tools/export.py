@@ -33,9 +33,6 @@ def export_lora(
         dtype: dtype of the written tensors; None takes float32.
         is_average: take the running mean of the adapter instead.
 
-    Returns:
-        `file`.
-
     Raises:
         RunFolderError: there is no such run or checkpoint, or `file` exists or cannot be written.
     """
@@ -58,9 +55,6 @@ def export_model(
         iteration: iteration of the checkpoint; None takes the newest.
         dtype: dtype of the written weights; None takes that of the model's transformer on disk.
         is_average: merge the running mean of the adapter instead.
-
-    Returns:
-        `folder`.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, `folder` exists or cannot be written, or one of the two

@@ -61,15 +61,11 @@ def generate_images(
         size: height and width in pixels; None takes those of the run's evaluation.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
-        is_base: generate without the adapter.
         is_average: use the running mean of the adapter.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
             (`flow.maths.hybrid`).
         has_grid: write one `grid_NNN.png` with all images instead.
         device: torch's name of the device; None takes a GPU if there is one.
-
-    Yields:
-        The path of each image, prompt by prompt, or the path of the grid.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, or `out` cannot be written.

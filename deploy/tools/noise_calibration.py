@@ -56,11 +56,7 @@ def calibrate(
     Args:
         levels: first levels, one per step; they stay above 0.
         measure: returns the gains at given levels, [trajectories, steps].
-        report: called with a line of text for each round.
         highest: largest level that the kernel accepts.
-
-    Returns:
-        The calibrated levels, one per step.
     """
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
@@ -105,10 +101,6 @@ def calibrated_config(
 
     Args:
         config: config of the run; the calibration begins with its noise levels.
-        report: called with a line of text for each round.
-
-    Returns:
-        The same config with `sampling.noise_levels`.
 
     Raises:
         ConfigError: the credit rule does not score all points, or a window is set.

@@ -32,10 +32,6 @@ class Lora:
         adapter = lora.export(version=0)      # in the learner
         lora.load(adapter)                    # in a rollout actor
 
-    Args:
-        transformer: receives the adapter's modules.
-        config: rank, alpha and targets.
-
     Raises:
         ModelError: a target names no module of the transformer.
     """

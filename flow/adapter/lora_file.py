@@ -34,12 +34,6 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
     The header has only this one entry: safetensors writes several entries in no fixed order, and equal adapters must
     give equal files.
 
-    Args:
-        adapter: the tensors by diffusers' names.
-
-    Returns:
-        The file's path.
-
     Raises:
         ContractError: the config has no rank or no alpha.
     """
@@ -58,7 +52,6 @@ def write_scaled_lora(path: Path, adapter: Adapter, config: LoraConfig, *, dtype
 
     Args:
         path: the file, which appears whole or not at all.
-        adapter: the tensors by diffusers' names.
         dtype: torch's name of the dtype of the written tensors.
 
     Raises:

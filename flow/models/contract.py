@@ -114,9 +114,6 @@ class Backbone(Protocol):
         Args:
             points: how many of the first rows are completed points, which a tiny decoder may decode.
 
-        Returns:
-            The images, uint8 [B, height, width, 3].
-
         Raises:
             NonFiniteError: the latents are not finite, or the decoder overflows in float32 too.
         """

@@ -95,7 +95,6 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     """Attach a float32 adapter of small random numbers to a transformer.
 
     Args:
-        config: rank, alpha and targets.
         within: the context in which the transformer was made, such as FakeTensorMode.
 
     Raises:

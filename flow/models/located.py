@@ -67,7 +67,7 @@ class Located:
     folder: Path
     """Holds a folder for each part. One in the hub's cache has weights only if the whole model was asked for."""
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts that the index names with library and class, such as `transformer`."""
         return tuple(name for name, entry in self.index.items() if isinstance(entry, list) and all(entry))

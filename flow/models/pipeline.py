@@ -43,7 +43,6 @@ class PipelineBackbone(ABC):
 
     Args:
         pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
-        embeddings: source of prompt embeddings for `encode`.
         tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; without one the VAE decodes
             all images.
     """
@@ -192,9 +191,6 @@ class PipelineBackbone(ABC):
 
         Args:
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
-
-        Returns:
-            The images, uint8 [B, height, width, 3].
 
         Raises:
             NonFiniteError: the latents are not finite, or float32 overflows too.

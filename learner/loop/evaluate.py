@@ -62,7 +62,6 @@ async def evaluate(
 
     Args:
         config: its section `evaluation` sets the number of images, seed, steps and batch.
-        ports: generate and score the images.
         adapter: an adapter that has been published, so the rollout actors hold it.
         adapter_steps: how many steps it takes, from the first; the base model takes the others. None for all steps.
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images

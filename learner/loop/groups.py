@@ -49,7 +49,6 @@ class Groups:
         """
         Args:
             config: sizes of groups and shards, staleness, seed.
-            ports: roll out, score, learn, and load adapters.
             observer: is told about every shard and update.
         """
         self._config = config
@@ -169,9 +168,6 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     Args:
         index: the group's index, counted from the start of the run.
         seed: keys the shuffled order of each pass, together with the pass's number.
-
-    Returns:
-        One of `prompts`; each pass holds every prompt once.
     """
     turn, offset = divmod(index, len(prompts))
     return prompts[_order(len(prompts), seed, turn)[offset]]

@@ -55,7 +55,6 @@ class Guards:
     def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
         """
         Args:
-            config: sets the limits.
             broken: counts of the checkpoint from which the run resumes.
         """
         self._guards = guards_of(config)

@@ -81,9 +81,7 @@ async def train(
     dropped: the same command generates them again, bit for bit.
 
     Args:
-        ports: roll out, score, learn, and load adapters.
         journal: receives numbers, evaluations, checkpoints and conditions.
-        stop: ends the run when it is set.
         between: may pause the loop between two iterations; it returns when `stop` is set.
         observer: is told about the groups in flight; it must not change them.
         resume_from: the checkpoint from which the run resumes; the learner holds it already.

@@ -169,9 +169,6 @@ def micro_batches(
         rows_per_state: `FlowPolicy.rows_per_state` of the policy that rolled out.
         keeps_idle: as in `ShardTask.teaching`.
 
-    Yields:
-        One micro-batch for each trained step.
-
     Raises:
         ContractError: the trajectories belong to another shard, or rows differ that must have the same state.
     """
@@ -206,9 +203,6 @@ def noised_batches(
     Args:
         choice: its seed and epoch key the noise.
         shares_noise: whether all members of the group get the same noise.
-
-    Yields:
-        One batch for each trained step.
 
     Raises:
         ContractError: the trajectories belong to another shard.

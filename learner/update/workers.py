@@ -42,11 +42,11 @@ class Worker(Protocol):
     """
 
     async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Runner a method of the learner and return its result."""
+        """Run a method of the learner and return its result."""
         ...
 
     async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Runner a method of the learner; its result stays where it is.
+        """Run a method of the learner; its result stays where it is.
 
         Returns:
             The result itself, or a reference to it. Only the arguments of other calls can hold it.
@@ -55,7 +55,7 @@ class Worker(Protocol):
 
 
 async def at_once(work: Callable[[], Result]) -> Result:
-    """Runner the function now, in this thread."""
+    """Run the function now, in this thread."""
     return work()
 
 

@@ -95,9 +95,6 @@ def explained(
         key: the config key that holds the hub id.
         revision_key: the config key that holds its branch, tag or commit.
 
-    Returns:
-        The context in which the hub is asked.
-
     Raises:
         InputError: of the type `error`.
     """

@@ -33,10 +33,6 @@ def loaded(
     Args:
         load: a function such as `CLIPTokenizer.from_pretrained`.
         source: a folder or a hub id.
-        remedy: what to do about it.
-
-    Returns:
-        The result of `load`.
 
     Raises:
         InputError: of the type `error`: the source does not exist or cannot be read.

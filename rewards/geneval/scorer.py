@@ -68,7 +68,6 @@ class GenEval:
 
         Args:
             detector: import path `package.module:Class` of a `Detector`.
-            detector_args: keyword arguments of its constructor.
             reward: the value of an image: `soft` or `strict`.
             compat: the formulas: `sound`, or `original` for those of the original code.
 

@@ -38,11 +38,6 @@ class ChatModel:
     """A model of one endpoint; it answers at temperature 0."""
 
     def __init__(self, caller: HttpCaller, *, model: str, max_tokens: int) -> None:
-        """
-        Args:
-            caller: client of the endpoint.
-            max_tokens: largest length of one answer.
-        """
         self._caller, self._model, self._max_tokens = caller, model, max_tokens
 
     def ask(self, images: Sequence[np.ndarray], words: str) -> tuple[object, str]:

@@ -88,7 +88,6 @@ class FlowGrpoServer:
             unpickle: read a pickled reply, but build plain data and arrays only.
             image_format: `jpeg`, which the released servers read, or `png`, lossless, for a server that takes it.
             quality: quality of a JPEG, 1 to 100.
-            timeout_s: seconds for one try.
             deadline_s: seconds for all tries of one request together.
 
         Raises:

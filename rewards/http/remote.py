@@ -58,7 +58,6 @@ class RemoteScorer:
         """Ask the service for its scorers.
 
         Args:
-            timeout_s: seconds for one try of one request.
             deadline_s: seconds for all tries of one request together.
             batch: images in one request; a group is always one request.
             parallel: requests in progress at one time.

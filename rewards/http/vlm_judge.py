@@ -60,9 +60,7 @@ class VlmJudge:
             pattern: regular expression with one group, the number; it must match exactly once.
             low: least valid number.
             high: largest valid number, by which the number is divided; above 0.
-            max_tokens: largest length of one answer.
             parallel: requests in progress at one time.
-            timeout_s: seconds for one try.
             deadline_s: seconds for all tries of one request together.
             token_env: environment variable that holds the API key.
 

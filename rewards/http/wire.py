@@ -120,7 +120,6 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
     """Read a message.
 
     Args:
-        data: its bytes.
         kind: content type of the bytes.
 
     Raises:

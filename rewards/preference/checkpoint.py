@@ -70,10 +70,6 @@ def _is_file(source: str, file: str) -> bool:
 def holds_tensors(source: str, scorer: str, remedy: str) -> Iterator[Callable[[Iterable[str], Iterable[str]], None]]:
     """Turn what the block finds wrong with a checkpoint's tensors into a ScorerError.
 
-    Args:
-        scorer: whose tensors it must hold.
-        remedy: what to do about it.
-
     Yields:
         A function of the names that the checkpoint lacks and of those that the scorer does not have; it refuses both.
 

@@ -196,8 +196,6 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
 
     Args:
         tensors: tensors by the authors' names: those of Qwen2-VL's published checkpoints, and `rm_head.N`.
-        config: the Qwen2-VL's config.
-        source: names the checkpoint in errors.
         dtype: dtype of the Qwen2-VL; the head stays float32.
 
     Returns:

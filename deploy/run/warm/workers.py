@@ -28,9 +28,6 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
 
     It imports while the caller works. The actors are forks of it and may live longer.
 
-    Args:
-        is_local: the run needs no Ray.
-
     Yields:
         The command that starts a worker instead of `python`; None if workers cannot be forks (`has_forks`), or if the
         process cannot start.
