@@ -116,7 +116,7 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert (basis["at_iteration_4"], stepwise["at_iteration_4"]) == (pytest.approx(0.65), pytest.approx(0.8))
     assert (basis["at_8_s"], stepwise["at_8_s"]) == (pytest.approx(0.65), pytest.approx(0.66 + 0.14 / 3))
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
-    paths = write_plots(cells, tmp_path / "race_tree.json")
+    paths = write_plots(cells, tmp_path / "race.json")
     assert {path.name for path in paths} >= {"race_methods.png", "race_gains.png"}
 
 
@@ -166,7 +166,7 @@ def test_graded_geneval_fades_with_the_shape_where_the_verdict_falls_at_once() -
 
 
 def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Path) -> None:
-    published, runs = tmp_path / "race_tree.json", tmp_path / "runs"
+    published, runs = tmp_path / "race.json", tmp_path / "runs"
     for seed, end in ((0, 0.5), (1, 0.7)):
         written(tmp_path / "before" / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 4: end})
     published.write_text(json.dumps({"cells": known_cells(tmp_path / "before", published=published)}))
