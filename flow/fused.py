@@ -10,18 +10,25 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import rms_norm
 
 
 def fuse(transformer: nn.Module) -> None:
     """Replace diffusers' RMSNorm and SD3's attention in a frozen transformer; every other module stays."""
-    from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
     from diffusers.models.normalization import RMSNorm
 
+    join_attention(transformer)
     for module in transformer.modules():
         if type(module) is RMSNorm and module.weight is not None and module.bias is None:
             module.forward = MethodType(_rms_norm, module)
-        elif isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
+
+
+def join_attention(transformer: nn.Module) -> None:
+    """Replace SD3's attention, which in diffusers has no choice of a back end."""
+    from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
+
+    for module in transformer.modules():
+        if isinstance(module, Attention) and type(module.processor) is JointAttnProcessor2_0:
             processor: Any = JointAttention()
             module.set_processor(processor)
 
@@ -60,6 +67,13 @@ class JointAttention:
     normalising them read and write contiguous memory.
     """
 
+    _attention_backend = _parallel_config = None  # diffusers' `set_attention_backend` sets what it finds here
+
+    def __init__(self) -> None:
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+        self._dispatch = dispatch_attention_fn
+
     def __call__(
         self,
         attn: Any,
@@ -84,10 +98,9 @@ class JointAttention:
             added = [project(encoder_hidden_states).unflatten(-1, (attn.heads, -1)) for project in projections]
             streams.append(_normed(added, attn.norm_added_q, attn.norm_added_k))
         query, key, value = (
-            (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).transpose(1, 2)
-            for parts in zip(*streams, strict=True)
+            torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] for parts in zip(*streams, strict=True)
         )
-        attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        attended = self._dispatch(query, key, value, backend=self._attention_backend).flatten(2)
         image = attended[:, : hidden_states.shape[1]]
         image = attn.to_out[1](attn.to_out[0](image))
         if encoder_hidden_states is None:

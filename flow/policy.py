@@ -25,7 +25,7 @@ from flow.maths.windows import (
     window_steps,
     window_union,
 )
-from flow.models.contract import Backbone, Conditioning, repeat
+from flow.models.contract import Backbone, Conditioning, stack
 from flow.models.folder import adapter_config
 from flow.models.hub import adapter_folder
 from flow.models.load import load_backbone
@@ -181,8 +181,8 @@ class FlowPolicy:
         self.gradient_evaluations += count * torch.is_grad_enabled()
         if len(rows) == 1:
             return self.backbone.velocity(latents, sigma, rows[0])
-        both = {name: torch.cat([each[name] for each in rows]) for name in rows[0]}
-        without, toward = self.backbone.velocity(latents.repeat(2, 1, 1, 1), sigma.repeat(2), both).chunk(2)
+        both = latents.repeat(2, 1, 1, 1), sigma.repeat(2), stack(rows)
+        without, toward = self.backbone.velocity(*both).chunk(2)
         return self.backbone.guide(without, toward, self.guidance)
 
     def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
@@ -302,9 +302,7 @@ class FlowPolicy:
 
 def _rows_of(conditioning: Conditioning, piece: slice, count: int) -> Conditioning:
     """Return the embeddings of a piece of `count` states; a row that all share is repeated for the piece only."""
-    if len(next(iter(conditioning.values()))) == count:
-        return {name: tensor[piece] for name, tensor in conditioning.items()}
-    return repeat(conditioning, piece.stop - piece.start)
+    return conditioning.rows(piece) if len(conditioning) == count else conditioning.repeat(piece.stop - piece.start)
 
 
 def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " points"]:

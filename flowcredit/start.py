@@ -5,20 +5,19 @@ working folder is the last entry of `sys.path`, so modules there can be named in
 """
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
-from threading import current_thread, main_thread
 from types import ModuleType
 
 VERSION = "0.1.0"
 PACKAGES = ("protocol", "flow", "toyworld", "rewards", "learner", "actors", "deploy")
 ROOT = Path(__file__).resolve().parents[1]
+STOPPED = "stopped at once"
+"""Said after Ctrl-C, with exit code 130."""
 RAY_COPY = "_ray_pkg_"
 """Prefix of the folders in which Ray keeps the files of a job."""
 HOOK = f"{__name__}.begin_worker"
@@ -107,37 +106,6 @@ def shadows() -> list[Path]:
     return [path for path in found if os.access(path, os.R_OK) and path.is_file()]
 
 
-@contextmanager
-def noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Notice Ctrl-C in the block, also one that a library catches while it is imported and reports as a failed import.
-
-    Yields:
-        Tells whether there was one; no longer once an event loop has handled signals, since it decides what they do.
-    """
-    if current_thread() is not main_thread():  # only the main thread receives signals
-        yield lambda: False
-        return
-    reader, writer = os.pipe()
-    for end in (reader, writer):
-        os.set_blocking(end, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def is_pressed() -> bool:
-        if signal.set_wakeup_fd(writer, warn_on_full_buffer=False) != writer:
-            return False
-        try:
-            return signal.SIGINT in os.read(reader, 2**16)
-        except BlockingIOError:
-            return False
-
-    try:
-        yield is_pressed
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reader)
-        os.close(writer)
-
-
 def main() -> None:
     """Run the command line."""
     try:
@@ -157,12 +125,8 @@ def main() -> None:
             f"flowcredit: note: {path} has the name of one of flowcredit's packages and is not used; name a scorer in"
             " it by its path, such as ./mine.py:Class\n"
         )
-    with noticing_ctrl_c() as is_pressed:
-        try:
-            commands = import_module("deploy.cli.app")
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) and not is_pressed():
-                raise
-            sys.stderr.write("flowcredit: stopped at once\n")
-            sys.exit(130)
-    commands.main()
+    try:
+        import_module("deploy.cli.app").main()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"flowcredit: {STOPPED}\n")
+        sys.exit(130)

@@ -5,11 +5,9 @@ changes its meaning or goes; readers ignore fields they do not know.
 """
 
 import re
-import time
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, computed_field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 SCHEMA = 1
 """Version of the documents of this file."""
@@ -19,10 +17,6 @@ RunId = Annotated[str, StringConstraints(pattern=RUN_ID)]
 Phase = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed"]
 ENDED: frozenset[Phase] = frozenset(("finished", "stopped", "failed"))
 """Phases after which nothing more happens."""
-TREND_ERRORS = 2
-"""Standard errors that a trend must exceed to count in `RunStatus.health`."""
-TREND_LEAST = 10
-"""Iterations that a trend needs."""
 ActorState = Literal["waiting", "starting", "idle", "busy", "ended"]
 
 
@@ -125,21 +119,6 @@ class Rewards(Document):
     heldout_iteration: int | None = None
 
 
-class Diagnostics(Document):
-    """How the newest update went; meanings in docs/metrics.md."""
-
-    ratio_mean: float | None = None
-    first_ratio_deviation: float | None = None
-    clip_fraction: float | None = None
-    approx_kl: float | None = None
-    grad_norm: float | None = None
-    loss: float | None = None
-    zero_variance: float | None = None
-    missing_scores: float | None = None
-    staleness: int | None = None
-    """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
-
-
 class Bottleneck(Document):
     """Which side the run waits for most."""
 
@@ -191,11 +170,10 @@ class RunStatus(Document):
     checkpoint: int | None = None
     """Iteration of the newest checkpoint."""
     rewards: Rewards = Rewards()
-    gains: dict[str, float | None] = {}
-    """Mean absolute gain of the newest iteration by denoising step."""
-    diagnostics: Diagnostics = Diagnostics()
-    stages: dict[str, float] = {}
-    """Wall seconds of the newest iteration by stage."""
+    metrics: dict[str, float | None] = {}
+    """Numbers of the newest iteration and of the newest evaluation, by their names in docs/metrics.md."""
+    staleness: int | None = None
+    """Iterations between the oldest adapter that rolled out the newest update's groups and that update."""
     bottleneck: Bottleneck | None = None
     queues: dict[str, int] = {}
     """Groups and images that wait, by the names of docs/metrics.md: `groups/scored`, `images/<scorer>` …"""
@@ -211,12 +189,8 @@ class RunStatus(Document):
     """Iterations with recorded trajectories."""
     lines: int = 0
     """Lines of the metric stream so far."""
-
-    @computed_field
-    @property
-    def health(self) -> str:
-        """How the run goes, and what would make it faster, in one sentence for people who see it for the first time."""
-        return _sentence_of(self)
+    health: str = ""
+    """Set by readers: how the run goes, in one sentence for people who see it for the first time."""
 
     @field_validator("schema_version")
     @classmethod
@@ -301,108 +275,3 @@ def summary_of(status: RunStatus) -> RunSummary:
         heldout=rewards.heldout,
         heldout_first=rewards.heldout_first,
     )
-
-
-def refusal_of(status: RunStatus) -> str:
-    """Say why a run takes no commands; empty if it takes them. Silence counts as `Pulse` has marked it."""
-    if status.phase in ENDED:
-        return f"has {status.phase}: it takes no commands"
-    return "has fallen silent: it takes no commands" if status.stale_since is not None else ""
-
-
-class Pulse:
-    """Tells which runs are silent. It never compares the clocks of two hosts: it takes the silence that the source
-    measured, or looks whether a status has changed since it was last looked at.
-
-    pulse = Pulse()
-    pulse.marked(status).stale_since
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Measure with `clock`, in seconds."""
-        self._clock = clock
-        self._seen: dict[str, tuple[Any, float]] = {}
-        self._silent: dict[str, tuple[Any, float]] = {}
-
-    def marked(self, status: RunStatus) -> RunStatus:
-        """Return the status with `stale_since`, by this host's clock, if the run has not ended and is silent.
-
-        It is silent after 5 heartbeats and at least 5 seconds.
-        """
-        now, written = self._clock(), (status.session, status.updated)
-        if self._seen.get(status.run, (None,))[0] != written:
-            self._seen[status.run] = written, now
-        silent_s = now - self._seen[status.run][1] if status.silent_s is None else status.silent_s
-        since = status.stale_since
-        if since is None and status.phase not in ENDED and silent_s > max(5.0, 5 * status.heartbeat_s):
-            if self._silent.get(status.run, (None,))[0] != written:
-                self._silent[status.run] = written, time.time() - silent_s
-            since = self._silent[status.run][1]
-        return status.model_copy(update={"stale_since": since, "silent_s": None})
-
-
-def _sentence_of(status: RunStatus) -> str:
-    """Say whether a run learns, which side is slow, and what to do about it."""
-    if status.stale_since is not None:
-        return "Silent: the run's process or its board is gone; start the same command again to go on."
-    if status.phase == "failed":
-        reason = next((error.message for error in reversed(status.errors) if error.kind == "error"), "see the events")
-        return f"Failed: {reason.removeprefix('the run failed: ').rstrip('.')}."
-    if status.phase in ("finished", "stopped"):
-        return f"{status.phase.capitalize()} after {_count(status.iteration, 'iteration')}{_change(status)}."
-    if status.phase == "starting":
-        return "Starting: actors load their models; the first iteration begins when each pool has one."
-    if status.phase == "paused":
-        return f"Paused after iteration {status.iteration}: the actors are held until it is resumed."
-    if status.phase == "stopping":
-        return "Stopping: the run ends after the update in progress, with a checkpoint."
-    return "; ".join(part for part in (_learning(status), _slow_side(status), _attention(status)) if part) + "."
-
-
-def _learning(status: RunStatus) -> str:
-    rewards = status.rewards
-    if rewards.trend is None:
-        return f"Too early to tell: a trend needs {TREND_LEAST} iterations, {status.iteration} are done"
-    change = f"reward {_signed(rewards.trend)} in 10 iterations"
-    if abs(rewards.trend) <= TREND_ERRORS * (rewards.trend_error or 0.0):
-        return f"Flat: {change}, no more than chance"
-    return f"Learning: {change}" if rewards.trend > 0 else f"Falling: {change}"
-
-
-def _slow_side(status: RunStatus) -> str:
-    slow = status.bottleneck
-    if slow is None:
-        return ""
-    pool = next((pool for pool in status.pools if pool.name == slow.side), None)
-    name = slow.side if "/" in slow.side else f"the {slow.side}"
-    return f"{name} is the slow side{_remedy(pool) if pool else ''}"
-
-
-def _remedy(pool: PoolStatus) -> str:
-    if not pool.is_resizable:
-        return ""
-    if pool.ready < pool.desired:
-        return f" ({pool.ready} of {pool.desired} are ready)"
-    if pool.name == "learner":
-        return ", add a learner worker"
-    return ", add a reward actor" if pool.name.startswith("reward/") else f", add a {pool.name} actor"
-
-
-def _attention(status: RunStatus) -> str:
-    count = sum(condition.status == "False" for condition in status.conditions)
-    return f"{_count(count, 'condition')} {'needs' if count == 1 else 'need'} attention" if count else ""
-
-
-def _change(status: RunStatus) -> str:
-    first, newest = status.rewards.heldout_first, status.rewards.heldout
-    if first is None or newest is None:
-        return ""
-    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)})"
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '−'}{abs(value):.3f}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

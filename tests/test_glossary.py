@@ -27,13 +27,12 @@ RETIRED = {
 SUFFIXES = {".py", ".md", ".yaml", ".js", ".html", ".css", ".toml"}
 DATA = {
     "LICENSE",
-    "tests/deploy/folder/test_read.py",
     "tests/test_glossary.py",
     "tests/toyworld/test_model.py",
     "tests/toyworld/test_words.py",
     "toyworld/world/vocabulary.py",
 }
-"""Files that hold retired words as data: phrases of prompts, names of earlier run folders."""
+"""Files that hold retired words as data: phrases of prompts."""
 FINE = re.compile(r"\.strip\(|\.[lr]strip\(|takes? place|take the place of|in place\b|in-place|rstrip|lstrip|<picture>")
 """Uses that are another word."""
 GLOSSARY = re.compile(r"<!-- glossary -->.*?<!-- /glossary -->", re.DOTALL)

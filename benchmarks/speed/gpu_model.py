@@ -82,7 +82,7 @@ def write_pipeline(folder: Path, *, is_tiny: bool, device: str) -> Path:
     import diffusers
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
-    from toyworld.pretraining import tokenizer as words
+    from benchmarks.pretraining import tokenizer as words
 
     if folder.exists():
         return folder

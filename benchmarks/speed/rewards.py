@@ -94,7 +94,7 @@ def numbered_images(first: int, count: int) -> np.ndarray:
 
 def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], list[Metadata]]]]:
     """Return, by scorer, a function from a batch size to the scorer with its images, prompts and metadata."""
-    from toyworld.pretraining.dataset import draw_examples
+    from benchmarks.pretraining.dataset import draw_examples
     from toyworld.world.words import caption, draw_signs
 
     shapes, signs = draw_examples(64, seed=5), draw_signs(64, seed=5)

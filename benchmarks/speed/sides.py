@@ -6,6 +6,7 @@
 The architectures have no weights; forwards, gradients and evaluations are counted by torch and by the sampler itself.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.balance import best_bundles, best_split
+from deploy.tools.balance import Balance, balance_of
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
 from flow.models.backbones.flux import Flux
 from flow.models.families import FLUX, SD3, Family
@@ -77,19 +78,30 @@ def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evalu
 
 
 def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
-    """Change the numbers of rollout actors and learner workers; each gets a GPU of its own.
+    """Change the numbers of rollout actors and learner workers."""
+    learner = config.cluster.learner.model_copy(update={"workers": workers})
+    cluster = config.cluster.model_copy(update={"rollout_actors": actors, "learner": learner})
+    return config.model_copy(update={"cluster": cluster})
 
-    Args:
-        config: of a run.
-        actors: rollout actors.
-        workers: learner workers.
+
+def best_split(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[str, Balance]:
+    """Find the split of GPUs with the shortest iteration if both sides work at once, and the fewest workers of equals.
 
     Returns:
-        The changed config.
+        Rollout actors + learner workers, and their balance.
     """
-    learner = config.cluster.learner.model_copy(update={"workers": workers})
-    cluster = config.cluster.model_copy(update={"layout": "separate", "rollout_actors": actors, "learner": learner})
-    return config.model_copy(update={"cluster": cluster})
+    sizes = [workers for workers in range(1, gpus) if config.learner.lanes % workers == 0]
+    splits = [
+        (f"{gpus - workers} + {workers}", balance_of(resized(config, actors=gpus - workers, workers=workers), counts))
+        for workers in sizes
+    ]
+    return min(((name, replace(each, overlaps=True)) for name, each in splits), key=lambda split: split[1].iteration)
+
+
+def best_bundles(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[int, Balance]:
+    """Compute the balance of `cluster.layout: colocated` with as many bundles as GPUs and lanes allow."""
+    bundles = max(size for size in range(1, gpus + 1) if config.learner.lanes % size == 0)
+    return bundles, replace(balance_of(resized(config, actors=bundles, workers=bundles), counts), overlaps=False)
 
 
 def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really does.", min=0.001)] = 200.0) -> None:
@@ -105,16 +117,15 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
             config, counts, gradient = counted(preset, substeps, lanes=MOST_LANES)
             each_s = counts.forward_flops / (tflops * 1e12)
             for gpus in GPUS:
-                whole = resized(config, actors=gpus - 1, workers=1)
-                bundles = best_bundles(whole, counts)
-                best = best_split(whole, counts)
+                bundles, turns = best_bundles(config, counts, gpus)
                 split = ["", "", "", ""]
-                if best:
+                if gpus > 1:
+                    sizes, best = best_split(config, counts, gpus)
                     waits = [f"{share:.0%}" for share in best.waits().values()]
-                    split = [f"{best.actors} + {best.workers}", f"{best.iteration * each_s:.0f}", *waits]
+                    split = [sizes, f"{best.iteration * each_s:.0f}", *waits]
                 cells = [
                     preset, substeps, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
-                    counts.learner, gpus, *split, bundles.actors, f"{bundles.iteration * each_s:.0f}",
+                    counts.learner, gpus, *split, bundles, f"{turns.iteration * each_s:.0f}",
                 ]  # fmt: skip
                 typer.echo(f"| {' | '.join(map(str, cells))} |")
 

@@ -7,7 +7,7 @@ Errors are problem details (RFC 9457).
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
@@ -25,19 +25,17 @@ from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
 from deploy.api.sse import Position, event_stream
-from deploy.monitor.summary import values_of
+from deploy.monitor.health import refusal_of
 from deploy.monitor.trajectories import sheet
 from protocol.commands import Command, Count, new_command
-from protocol.errors import ContractError, DamagedError
+from protocol.errors import ContractError
 from protocol.status import (
-    ENDED,
     FIXED_SIZE,
     POOL,
     MetricLine,
     RunStatus,
     RunSummary,
     TrajectoryRecord,
-    refusal_of,
     summary_of,
 )
 
@@ -222,16 +220,8 @@ async def command_outcome(request: Request, run: RunName, command: CommandName) 
 
 @_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
 async def prometheus(request: Request) -> Response:
-    """Return the metrics of all runs for Prometheus; for an ended run, those that its status holds."""
-    statuses = await request.app.state.cache.runs()
-    newest = {status.run: values_of(status) for status in statuses}
-    for status in statuses:
-        if status.phase in ENDED:
-            continue
-        with suppress(DamagedError):  # each run fails alone
-            for line in await request.app.state.source.lines(status.run, since=max(0, status.lines - 2), limit=2):
-                newest[status.run] |= line.values
-    return Response(exposition(statuses, newest), media_type=CONTENT_TYPE)
+    """Return the metrics of all runs for Prometheus."""
+    return Response(exposition(await request.app.state.cache.runs()), media_type=CONTENT_TYPE)
 
 
 @_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422, 429))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from deploy.api.problems import Problem
 from deploy.api.source import Source
+from deploy.monitor.health import Pulse
 from protocol.errors import BoardError
-from protocol.status import Pulse, RunStatus
+from protocol.status import RunStatus
 
 FRESH_S = 0.5
 """Seconds for which one reading serves all clients."""

@@ -19,7 +19,7 @@ from deploy.board.embedded import BOARD_URL, is_board_of
 from deploy.folder.lease import STALE_S, beats_of, has_ended
 from deploy.folder.metric_file import Outline, last_line, outline_of, page_of
 from deploy.folder.names import CONFIG, METRICS, STATUS, TRAJECTORIES
-from deploy.folder.read import StatusFile, config_of, earlier_sign, status_of
+from deploy.folder.read import StatusFile, config_of, status_of
 from deploy.monitor import summary as overview
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, RunFolderError
@@ -149,7 +149,7 @@ class FolderSource:
         async with self._scanning:
             if self._scanned is None or time.monotonic() - self._scanned > SCAN_S:
                 known = {run.path: run for run in self._runs.values()}
-                paths = await asyncio.to_thread(_run_folders, self._root, set(known))
+                paths = await asyncio.to_thread(_run_folders, self._root)
                 self._runs = {name: known.pop(path, None) or _Run(path) for name, path in _named(paths).items()}
                 self._scanned = time.monotonic()
                 await _close(known.values())
@@ -192,9 +192,9 @@ def _named(paths: Iterable[Path]) -> dict[str, Path]:
     return named
 
 
-def _run_folders(root: Path, known: set[Path]) -> set[Path]:
-    """Find the folders that hold a run of this version, without links; known ones are not examined again."""
-    if _is_run(root):
+def _run_folders(root: Path) -> set[Path]:
+    """Find the folders that hold a run, without links."""
+    if isfile(root / CONFIG):
         return {root.resolve()}
     try:
         own, inside = root.resolve(), list(root.iterdir())
@@ -204,15 +204,7 @@ def _run_folders(root: Path, known: set[Path]) -> set[Path]:
     for path in inside:
         with suppress(OSError, RuntimeError):  # a link to itself
             paths.add(path.resolve() if path.is_symlink() else own / path.name)
-    return {path for path in paths if (isfile(path / CONFIG) if path in known else _is_run(path))}
-
-
-def _is_run(path: Path) -> bool:
-    """Tell whether a folder holds a run of this version (`config_of` tells commands why it does not)."""
-    try:
-        return isfile(path / CONFIG) and earlier_sign(path) is None
-    except OSError:  # the folder may not be read
-        return False
+    return {path for path in paths if isfile(path / CONFIG)}
 
 
 def _board_url(run: _Run) -> str | None:
@@ -270,7 +262,8 @@ def _read_status(name: str, run: _Run) -> RunStatus:
     done = max((int(line.values.get("iteration") or 0) for line in lines), default=0)
     if status is None:
         status = _derived(name, run.path, lines, done)
-    return status.model_copy(update={"iteration": done, "lines": outline.count, "rewards": overview.rewards_of(lines)})
+    facts = {"rewards": overview.rewards_of(lines), "metrics": overview.metrics_of(lines)}
+    return status.model_copy(update={"iteration": done, "lines": outline.count} | facts)
 
 
 def _has_all(status: RunStatus, line: dict[str, object] | None) -> bool:
@@ -284,9 +277,7 @@ def _derived(name: str, path: Path, lines: list[MetricLine], done: int) -> RunSt
         iterations = config_of(path).iterations
     except RunFolderError:
         iterations = 0
-    newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
     changed = max(moment for moment, _ in stamps_of(path, METRICS, CONFIG)) / 1e9
-    stages = overview.stages_of(newest)
     return RunStatus(
         run=name,
         session="",
@@ -295,10 +286,7 @@ def _derived(name: str, path: Path, lines: list[MetricLine], done: int) -> RunSt
         iterations=iterations,
         started=changed,
         updated=changed,
-        gains=overview.gains_of(newest),
-        diagnostics=overview.diagnostics_of(newest, staleness=None),
-        stages=stages,
-        bottleneck=overview.bottleneck_of(stages, {}),
+        bottleneck=overview.bottleneck_of(overview.stages_of(overview.metrics_of(lines)), {}),
     )
 
 

@@ -1,6 +1,6 @@
 """All runs as Prometheus metrics; each metric of a run is `flowcredit_metric{name=…}`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -22,20 +22,14 @@ STATES = ("desired", "ready", "busy", "waiting")
 HOLDS = {"True": 1, "False": 0, "Unknown": -1}
 
 
-def exposition(statuses: Sequence[RunStatus], newest: Mapping[str, Mapping[str, float | None]]) -> bytes:
-    """Return the text that Prometheus scrapes.
-
-    Args:
-        statuses: the statuses of all runs.
-        newest: each run's newest metrics by name.
-    """
-    return generate_latest(_Runs(statuses, newest))
+def exposition(statuses: Sequence[RunStatus]) -> bytes:
+    """Return the text that Prometheus scrapes."""
+    return generate_latest(_Runs(statuses))
 
 
 class _Runs(Collector):
-    def __init__(self, statuses: Sequence[RunStatus], newest: Mapping[str, Mapping[str, float | None]]) -> None:
+    def __init__(self, statuses: Sequence[RunStatus]) -> None:
         self._statuses = statuses
-        self._newest = newest
 
     def collect(self) -> Iterator[Metric]:
         runs = self._statuses
@@ -56,7 +50,7 @@ class _Runs(Collector):
         for run, pool in pools:
             restarts.add_metric([run, pool.name], pool.restarts)
         yield restarts
-        metrics = [([run, name], value) for run, values in self._newest.items() for name, value in values.items()]
+        metrics = [([s.run, name], value) for s in runs for name, value in s.metrics.items()]
         yield _gauge("metric", "Newest value of a metric; see docs/metrics.md.", ["name"], metrics)
 
 

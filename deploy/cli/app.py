@@ -8,7 +8,7 @@ import asyncio
 import errno
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -17,19 +17,16 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
-from deploy.cli.output import LOST, output_problem
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import VERSION, noticing_ctrl_c
+from flowcredit.start import STOPPED, VERSION
 from protocol.errors import FlowcreditError, InputError, reason_of
 
-STOPPED, CONTINUES = "stopped at once", "; `train` continues from the newest checkpoint"
+CONTINUES = "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot use, such as a run in another user's private folder."""
 USAGE: Any = typer.BadParameter.__base__
 """What typer raises for words that a command does not take; it has no public name."""
-CIRCLE = "Symlink loop from"
-"""Begins the message with which `Path.resolve` meets a circle of links before Python 3.13; later it is an OSError."""
 COMMANDS = {
     "demo": (training.demo, ""),
     "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
@@ -124,46 +121,32 @@ for name, (command, words) in COMMANDS.items():
 def main() -> None:
     """Run the command line; an error of ours ends in one line on stderr and an exit code."""
     try:
-        with noticing_ctrl_c() as is_pressed:
-            _main(is_pressed)
+        _main()
     except SystemExit as ended:
         end_process_if_left(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
         raise
 
 
-def _main(is_pressed: Callable[[], bool]) -> None:
+def _main() -> None:
     # Other libraries' notices about themselves are not for the user's terminal.
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray|diffusers|transformers|torch")
     if isinstance(sys.stdout, TextIOWrapper):
         with suppress(OSError):  # in a fork, the stream may belong to a pipe that it took for a file
             sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that know no arrows
     try:
-        app(standalone_mode=True)
+        app(prog_name="flowcredit")
     except asyncio.CancelledError:
         _end(_stopped(), 130)
     except SystemExit as ended:
-        if ended.code == 130 or (ended.code and is_pressed()):  # typer ends so after Ctrl-C, without a message
+        if ended.code == 130:  # typer ends so after Ctrl-C, without a message
             _end(_stopped(), 130)
-        _require_output()
         raise
-    except Exception as error:
-        if is_pressed():
-            _end(_stopped(), 130)
-        if isinstance(error, FlowcreditError):
-            _end(str(error), 2 if isinstance(error, InputError) else 1)
-        if isinstance(error, OSError) and error.errno in LOST:
-            _require_output(b"\n")
-        if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
+    except FlowcreditError as error:
+        _end(str(error), 2 if isinstance(error, InputError) else 1)
+    except OSError as error:
+        if error.errno in CLOSED and error.filename is not None:
             _end(f"{str(error.filename)[:200]!r} cannot be used: {reason_of(error)}; name another path", 2)
-        if isinstance(error, RuntimeError) and str(error).startswith(CIRCLE):
-            _end(f"{error}: name another path", 2)
         raise
-
-
-def _require_output(more: bytes = b"") -> None:
-    """End with one line if standard output cannot be written."""
-    if problem := output_problem(more):
-        _end(f"the output cannot be written: {problem}", 1)
 
 
 def _stopped() -> str:

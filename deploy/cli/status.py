@@ -72,7 +72,7 @@ def status(
     from rich.live import Live
 
     from deploy.cli.tables import show_run, show_runs
-    from protocol.status import Pulse
+    from deploy.monitor.health import Pulse
 
     if watch and is_json:
         raise InputError("--json shows the status once: leave --watch out")
@@ -136,8 +136,9 @@ def stop(run: Run, board: BoardOption = None) -> None:
 def _ask(
     run: str, board: str | None, *, kind: "CommandKind", pool: str | None = None, count: int | None = None
 ) -> None:
+    from deploy.monitor.health import Pulse, refusal_of
     from protocol.commands import new_command
-    from protocol.status import FIXED_SIZE, Pulse, refusal_of
+    from protocol.status import FIXED_SIZE
 
     async def go(source: Any, name: str | None) -> None:
         assert name is not None

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from deploy.monitor.summary import number, span
+from deploy.monitor.summary import gains_of, number, span, stages_of
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
 
 def show_run(status: RunStatus) -> RenderableType:
     """Return the status of one run."""
-    rewards, diagnostics = status.rewards, status.diagnostics
+    rewards, metrics = status.rewards, status.metrics
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", f"{status.run}  {_phase(status)}")
     if status.job:
@@ -49,16 +49,17 @@ def show_run(status: RunStatus) -> RenderableType:
         facts.add_row("", f"{name} {number(value)}")
     if rewards.heldout is not None:
         facts.add_row("held-out", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}")
-    if status.gains:
-        facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in status.gains.items()))
-    if diagnostics.ratio_mean is not None:
+    if gains := gains_of(metrics):
+        facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in gains.items()))
+    if metrics.get("train/ratio_mean") is not None:
         facts.add_row(
             "update",
-            f"ratio {number(diagnostics.ratio_mean, '.4f')}  clipped {number(diagnostics.clip_fraction)}"
-            f"  kl {number(diagnostics.approx_kl, '.2g')}  gradient {number(diagnostics.grad_norm, '.2g')}",
+            f"ratio {number(metrics['train/ratio_mean'], '.4f')}  clipped {number(metrics.get('train/clip_fraction'))}"
+            f"  kl {number(metrics.get('train/approx_kl'), '.2g')}"
+            f"  gradient {number(metrics.get('train/grad_norm'), '.2g')}",
         )
-    if status.stages:
-        facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in status.stages.items()))
+    if stages := stages_of(metrics):
+        facts.add_row("seconds", "  ".join(f"{stage} {seconds:.1f}" for stage, seconds in stages.items()))
     if status.queues:
         facts.add_row("waiting", "  ".join(f"{queue} {count}" for queue, count in status.queues.items()))
     if status.bottleneck:

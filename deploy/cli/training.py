@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
-from deploy.cli.output import drop_output
 from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
 from deploy.presets import load_config
@@ -90,11 +89,11 @@ def program() -> str:
 
 
 def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
-    from deploy.monitor.progress import Progress, terminal
+    from deploy.monitor.progress import Progress
     from deploy.monitor.summary import number
     from deploy.run.run import run_training
 
-    progress = Progress(terminal(drop_output))
+    progress = Progress()
     home = folder.absolute()
     if job := job_id():
         _announce_job(job, config, folder, say=progress.say)
@@ -154,7 +153,7 @@ def _dry_run(
         read_inputs,
         reward_problems,
     )
-    from deploy.tools.balance import advice
+    from deploy.tools.balance import balance_lines
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
     from flow.models.folder import completed_for_estimate
@@ -179,7 +178,7 @@ def _dry_run(
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     found = estimate(config, prompts=len(prompts) + len(heldout))
     memory = (each.line() for each in roles_of(config, found))
-    for line in (*found.lines(), *memory, *advice(config, found.evaluations, tflops=tflops)):
+    for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops)):
         typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),

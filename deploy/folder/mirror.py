@@ -9,6 +9,7 @@ import errno
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -18,7 +19,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED, EARLIER_CHECKPOINT
+from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED
 from deploy.folder.read import best_of, evaluation_scores, parsed_config, peaks_of
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line, reason_of
@@ -77,17 +78,11 @@ class Mirror:
 
         Raises:
             CheckpointError: there are copies, but none is whole.
-            RunFolderError: the store does not answer, its copies are of an earlier version of the project, or the disk
-                of the run folder is full.
+            RunFolderError: the store does not answer, or the disk of the run folder is full.
         """
         try:
-            names = self._names()
-            if earlier := [name for name in names if name.startswith(EARLIER_CHECKPOINT)]:
-                raise RunFolderError(
-                    f"checkpoint.url {self._url} must hold copies of this version, got {earlier[-1]} of an earlier one:"
-                    " go on with the version that made it, or name another"
-                )
-            listed = [name for name in names if self._store.exists(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")]
+            copies = f"{self._root}/{CHECKPOINTS}"
+            listed = [name for name in self._names() if self._store.exists(f"{copies}/{name}/{MANIFEST}")]
             if not listed:
                 return
             taken = self._take_newest(listed, run / CHECKPOINTS)
@@ -178,7 +173,8 @@ class Mirror:
         held = {path.name for path in checkpoint_folders(checkpoint.parent)}
         for name in self._names():
             if name not in held and _age(name) < _age(checkpoint.name):
-                self._store.rm_file(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")
+                with suppress(FileNotFoundError):  # a copy that was never whole has none
+                    self._store.rm_file(f"{self._root}/{CHECKPOINTS}/{name}/{MANIFEST}")
                 self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
 
     def _put(self, path: Path, copy: str) -> None:

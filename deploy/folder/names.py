@@ -34,7 +34,3 @@ COPIED = (INPUTS, ORIGIN, METRICS, WANDB, MLFLOW)
 """Files that are copied to `checkpoint.url` and back, besides the config and the checkpoints."""
 TOKEN = "control.token"
 """The token that the controls of the run's page ask for, see `deploy.monitor.page_server`."""
-EARLIER = ("samples",)
-"""Folders that only earlier versions made."""
-EARLIER_CHECKPOINT = "step_"
-"""Beginning of the names of their checkpoints."""

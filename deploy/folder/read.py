@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import Field
 
-from deploy.folder.names import CHECKPOINTS, CONFIG, EARLIER, EARLIER_CHECKPOINT, METRICS, ORIGIN, STATUS
-from flow.models.folder import ignored_revisions
+from deploy.folder.names import CHECKPOINTS, CONFIG, METRICS, ORIGIN, STATUS
 from flowcredit.start import VERSION
 from protocol.commands import Command
 from protocol.config.parse import parse_config
@@ -62,32 +61,16 @@ def origin_of(run: Path) -> Origin | None:
 
 
 def require_run(run: Path) -> None:
-    """Check that a folder holds a run of this version of the project.
-
-    Raises:
-        RunFolderError: it holds none, or one of an earlier version.
-    """
-    if sign := earlier_sign(run):
-        raise RunFolderError(
-            f"run folder {run} must be one of this version, got {sign} of an earlier one: go on with the version that"
-            " made it, or start a new run with another --run"
-        )
+    """Check that a folder holds a run (RunFolderError: it holds none)."""
     if not (run / CONFIG).is_file():
         raise RunFolderError(f"run folder {run} must hold {CONFIG}, got none: give the folder that `train` made")
-
-
-def earlier_sign(run: Path) -> str | None:
-    """Find a file or folder in `run` that only earlier versions of the project made; None if there is none."""
-    folders = [f"{name}/" for name in EARLIER if (run / name).is_dir()]
-    checkpoints = [f"{CHECKPOINTS}/{each.name}" for each in (run / CHECKPOINTS).glob(f"{EARLIER_CHECKPOINT}*")]
-    return next(iter(folders + sorted(checkpoints)), None)
 
 
 def config_of(run: Path) -> RunConfig:
     """Read the config of a run.
 
     Raises:
-        RunFolderError: this is not a run folder, it is one of an earlier version, or its config cannot be read.
+        RunFolderError: this is not a run folder, or its config cannot be read.
     """
     require_run(run)
     try:
@@ -131,8 +114,6 @@ def parsed_config(where: object, text: str) -> RunConfig:
 def require_same(where: object, held: RunConfig, config: RunConfig, *, section: str = "", remedy: str) -> None:
     """Compare two configs in every key that starts with `section` and may change a result.
 
-    A revision that `held` could not use is no difference: earlier versions took one and read the folder.
-
     Args:
         where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
@@ -143,11 +124,11 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     Raises:
         RunFolderError: some keys differ; they are listed.
     """
-    there, wanted, ignored = held.outcome_fields(), config.outcome_fields(), ignored_revisions(held.model)
+    there, wanted = held.outcome_fields(), config.outcome_fields()
     differing = [
         f"{key} (there {there.get(key)!r}, now {wanted.get(key)!r})"
         for key in sorted(there.keys() | wanted.keys())
-        if key.startswith(section) and key not in ignored and there.get(key) != wanted.get(key)
+        if key.startswith(section) and there.get(key) != wanted.get(key)
     ]
     if differing:
         raise RunFolderError(f"run folder {where} belongs to another config: {', '.join(differing)}; {remedy}")

@@ -25,15 +25,10 @@ STAGES = {"rollout_and_reward": "rollout+reward", "update": "update", "publish":
 
 
 class Output:
-    """Standard output of a run, which goes on when a pipe's reader ends or a disk is full.
+    """Standard output of a run, which goes on when a pipe's reader ends, a terminal closes or a disk is full."""
 
-    Args:
-        on_failure: is called once when the output cannot be written any more.
-    """
-
-    def __init__(self, on_failure: Callable[[], object] = lambda: None) -> None:
+    def __init__(self) -> None:
         self._is_lost = sys.stdout is None
-        self._on_failure = on_failure
 
     def write(self, text: str) -> int:
         """Write a text unless the output is lost."""
@@ -59,12 +54,7 @@ class Output:
         except OSError as error:
             self._is_lost = True
             log.warning("the output of this run cannot be written any more (%s); it goes on", reason_of(error))
-            self._on_failure()
-
-
-def terminal(on_failure: Callable[[], object] = lambda: None) -> Console:
-    """Make a console that writes to `Output`."""
-    return Console(file=cast(TextIO, Output(on_failure)), highlight=False, soft_wrap=True)
+            sys.stdout = None  # type: ignore[assignment]  # otherwise Python flushes it at its end, and fails
 
 
 class Progress(Listener):
@@ -72,7 +62,7 @@ class Progress(Listener):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `console`, by default the terminal; measure with `clock`, in seconds."""
-        self._console = console or terminal()
+        self._console = console or Console(file=cast(TextIO, Output()), highlight=False, soft_wrap=True)
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0

@@ -139,8 +139,8 @@ class Reporter(logging.Handler, Listener):
     def status(self) -> RunStatus:
         """Compose the status as of now; conditions that do not hold come first, then the newest."""
         lines = self.buffers.lines
-        newest = next((line.values for line in reversed(lines) if overview.is_iteration(line)), {})
-        stages = overview.stages_of(newest)
+        shown = [*self._evaluations, *lines]
+        metrics = overview.metrics_of(shown)
         is_over = self.phase in ENDED
         actors = self._fleet.actors()
         settled = {name for name, condition in self._conditions.items() if condition.status == "True"}
@@ -159,11 +159,10 @@ class Reporter(logging.Handler, Listener):
             heartbeat_s=self._config.status.heartbeat_s,
             adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
-            rewards=overview.rewards_of([*self._evaluations, *lines]),
-            gains=overview.gains_of(newest),
-            diagnostics=overview.diagnostics_of(newest, staleness=self.staleness),
-            stages=stages,
-            bottleneck=overview.bottleneck_of(stages, self._busy_share),
+            rewards=overview.rewards_of(shown),
+            metrics=metrics,
+            staleness=self.staleness,
+            bottleneck=overview.bottleneck_of(overview.stages_of(metrics), self._busy_share),
             queues=self._queues(),
             desired_sizes=self.desired_sizes,
             is_pause_requested=self.is_pause_requested,

@@ -8,14 +8,14 @@ from datetime import timedelta
 from itertools import pairwise
 from statistics import linear_regression, median
 
-from protocol.status import Bottleneck, Diagnostics, MetricLine, Rewards, RunStatus
+from protocol.status import Bottleneck, MetricLine, Rewards
 
 TREND = 20
 """Number of newest iterations from which the trend is computed."""
 GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
 STAGE = "seconds/"
-TRAINED = ("ratio_mean", "first_ratio_deviation", "clip_fraction", "approx_kl", "grad_norm", "loss")
-"""The `train/…` metrics in a status."""
+WHOLE = ("iteration", "evaluation")
+"""Seconds that are no stage of an iteration."""
 ROUNDING = 1e-12
 """A number up to this size may be the rounding of a difference, and is shown as 0."""
 Values = Mapping[str, float | None]
@@ -62,14 +62,11 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     )
 
 
-def diagnostics_of(values: Values, *, staleness: int | None) -> Diagnostics:
-    """Summarise the diagnostics of an update."""
-    return Diagnostics(
-        **{name: values.get(f"train/{name}") for name in TRAINED},
-        zero_variance=values.get("group/zero_variance"),
-        missing_scores=values.get("reward/missing"),
-        staleness=staleness,
-    )
+def metrics_of(lines: Sequence[MetricLine]) -> dict[str, float | None]:
+    """Return the numbers of the newest iteration and of the newest evaluation."""
+    kinds = (is_evaluation, is_iteration)
+    newest = [next((line.values for line in reversed(lines) if kind(line)), {}) for kind in kinds]
+    return {name: value for values in newest for name, value in values.items() if name != "iteration"}
 
 
 def gains_of(values: Values) -> dict[str, float | None]:
@@ -78,22 +75,9 @@ def gains_of(values: Values) -> dict[str, float | None]:
 
 
 def stages_of(values: Values) -> dict[str, float]:
-    """Return the seconds of wall time by stage, without their sum."""
+    """Return an iteration's seconds of wall time by stage, without their sum."""
     named = {key.removeprefix(STAGE): value for key, value in values.items() if key.startswith(STAGE)}
-    return {stage: value for stage, value in named.items() if value is not None and stage != "iteration"}
-
-
-def values_of(status: RunStatus) -> dict[str, float | None]:
-    """Return the newest metrics in a status, by their names in docs/metrics.md."""
-    held = {"reward/mean": status.rewards.now, "evaluation/score": status.rewards.heldout}
-    held |= {f"reward/{name}": value for name, value in status.rewards.components.items()}
-    held |= {f"train/{name}": getattr(status.diagnostics, name) for name in TRAINED}
-    held |= {
-        "group/zero_variance": status.diagnostics.zero_variance,
-        "reward/missing": status.diagnostics.missing_scores,
-    }
-    held |= {f"gain/step_{step}_abs_mean": value for step, value in status.gains.items()}
-    return held | {f"{STAGE}{stage}": value for stage, value in status.stages.items()}
+    return {name: value for name, value in named.items() if value is not None and name not in WHOLE}
 
 
 def number(value: float | None, form: str = ".3f") -> str:

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,11 @@ from ray._private.label_utils import validate_label_selector  # Ray has no publi
 from ray.exceptions import AuthenticationError
 
 from deploy.run.inputs import environment_problems, gpu_problems, label_problems
-from deploy.run.ray_errors import not_connected, not_started, require_head, require_own_machine
 from deploy.run.signals import outliving_the_terminal
 from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, named_line, one_line
 from protocol.sink import StatusSink
 
 PROBE_TIMEOUT_S = 10.0
@@ -87,14 +87,29 @@ def _connect(config: RunConfig, address: str | None, python: str | None) -> None
         _start(config, quiet, is_forking=bool(python))
         return
     try:
-        require_head(address, timeout_s=PROBE_TIMEOUT_S)
+        require_answer(address, timeout_s=PROBE_TIMEOUT_S)
         ray.init(address=address, **quiet)
     except (OSError, OverflowError, ValueError, RuntimeError, AuthenticationError) as error:
-        raise not_connected(error, address) from None
+        raise ConfigError(
+            f"cannot use a Ray cluster at {address}: {one_line(error)}; check cluster.address or RAY_ADDRESS, the"
+            " cluster's versions of Ray and Python, and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN)"
+        ) from error
+
+
+def require_answer(address: str, *, timeout_s: float) -> None:
+    """Check that `host:port` or `SCHEME://host:port` accepts a connection; an address without a port is not tried.
+
+    Raises:
+        OSError: no connection in time.
+        ValueError: the port is not a number.
+        OverflowError: the number is not a port.
+    """
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
 def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> None:
-    require_own_machine()
     try:
         with outliving_the_terminal():
             ray.init(
@@ -107,7 +122,10 @@ def _start(config: RunConfig, quiet: dict[str, Any], *, is_forking: bool) -> Non
                 **quiet,
             )
     except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
-        raise not_started(error) from error
+        raise ConfigError(
+            f"Ray does not start on this machine: {named_line(error)}; its logs are in RAY_TMPDIR (/tmp), which"
+            " must be writable, have room and a short name; --local does without Ray"
+        ) from error
 
 
 def _require_labels(config: RunConfig) -> None:

@@ -1,13 +1,12 @@
 """`flowcredit doctor`: is this machine ready for a run? A list of checks; each line has a verdict and a remedy.
 
 A check is a function from a `Question` to findings; `CHECKS` lists all of them. No check starts anything, changes
-anything or takes longer than a few seconds, except `costs` if it measures on request.
+anything or takes longer than a few seconds, except `gpu_memory` if it measures on request.
 """
 
 import asyncio
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -22,9 +21,10 @@ from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
 from protocol.files import found_of
 from protocol.prompts import read_prompts
-from protocol.resources import resolve
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from deploy.board.board import Board
 
 Verdict = Literal["ok", "note", "bad"]
@@ -69,97 +69,106 @@ def examine(question: Question) -> Iterator[Finding]:
             yield Finding("bad", check.__name__, f"the check itself failed: {reason}", "report this line")
 
 
-def python_and_libraries(_: Question) -> Iterator[Finding]:
-    """Report Python's version; check every required library against the version that the project declares."""
+def libraries(_: Question) -> Iterator[Finding]:
+    """Check every required library against the version that the project declares."""
     from packaging.requirements import Requirement
 
-    yield Finding("ok", "python", ".".join(map(str, sys.version_info[:3])))
+    held = ", ".join(f"{name} {each}" for name, each in library_versions().items())
     try:
         declared = [Requirement(text) for text in requires("flowcredit") or []]
     except PackageNotFoundError:
-        for package, held in library_versions().items():
-            yield Finding("ok", package, held)
-        yield Finding("ok", "flowcredit", "runs from a folder, not installed: its declared versions are not compared")
+        yield Finding("ok", "libraries", f"{held}; not installed, so declared versions are not compared")
         return
-    for wanted in declared:
-        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            held = version(wanted.name)
-        except PackageNotFoundError:
-            yield Finding("bad", wanted.name, "not installed", f"pip install '{wanted}'")
-            continue
-        is_fit = wanted.specifier.contains(held, prereleases=True)
-        yield Finding("ok" if is_fit else "bad", wanted.name, held, "" if is_fit else f"pip install '{wanted}'")
+    unfit = [
+        str(each)
+        for each in declared
+        if not (each.marker and not each.marker.evaluate({"extra": ""})) and not _has(each)
+    ]
+    remedy = f"pip install {' '.join(map(repr, unfit))}" if unfit else ""
+    yield Finding("bad" if unfit else "ok", "libraries", held, remedy)
 
 
-def cores_and_gpus(question: Question) -> Iterator[Finding]:
-    """Check the number of CPU cores, and the GPUs that the preset reserves on a local cluster."""
+def _has(wanted: "Requirement") -> bool:
+    try:
+        return wanted.specifier.contains(version(wanted.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def cores(_: Question) -> Iterator[Finding]:
+    """Check the number of CPU cores."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux only
+    yield _note_if(count < 2, "cpu", f"{count} cores", "a run should have two")
+
+
+def gpus(question: Question) -> Iterator[Finding]:
+    """Check the GPUs that the preset reserves on a local cluster."""
     import torch
 
     from deploy.run.inputs import gpu_problems
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux only
-    yield Finding("ok" if cores > 1 else "note", "cpu", f"{cores} cores", "" if cores > 1 else "a run should have two")
-    gpus = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) or "none"
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none"
     short = next(gpu_problems(question.config), None) if question.config else None
     remedy = "install a driver and a CUDA build of torch, or set cluster.address or cluster.*.gpus" if short else ""
     found = f"{names}; {str(short).partition(': ')[0]}" if short else names
     yield Finding("bad" if short else "ok", "gpu", found, remedy)
 
 
-def disk_and_memory(question: Question) -> Iterator[Finding]:
-    """Check the free space for run folders, the shared memory for Ray's object store, and the limit of open files."""
+def disk(question: Question) -> Iterator[Finding]:
+    """Check the folder for run folders and its free space."""
     parent = found_of(question.run)
     if not parent.is_dir():
         yield Finding("bad", "run folder", f"{parent} is no folder", "set --run to a folder or a new name")
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free / 2**30
-    remedy = "" if free > FREE_GIB else f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
-    yield Finding("ok" if not remedy else "note", "disk", f"{free:.1f} GiB free at {parent}", remedy)
-    can_write = os.access(parent, os.W_OK)
-    if not can_write:
+    elif not os.access(parent, os.W_OK):
         yield Finding("bad", "run folder", f"{parent} cannot be written", "set --run to a folder that you may write")
-    shared = Path("/dev/shm")
-    if shared.exists():
+    else:
+        free = shutil.disk_usage(parent).free / 2**30
+        remedy = f"free some space or set --run: below {FREE_GIB:g} GiB checkpoints may not fit"
+        yield _note_if(free < FREE_GIB, "run folder", f"{free:.1f} GiB free at {parent}", remedy)
+
+
+def shared_memory(_: Question) -> Iterator[Finding]:
+    """Check the memory for Ray's object store."""
+    if (shared := Path("/dev/shm")).exists():
         size = shutil.disk_usage(shared).free / 2**30
-        remedy = "" if size > SHARED_GIB else "give the container more: docker run --shm-size=4g"
-        yield Finding("ok" if not remedy else "note", "shared memory", f"{size:.1f} GiB free at {shared}", remedy)
+        remedy = "give the container more: docker run --shm-size=4g"
+        yield _note_if(size < SHARED_GIB, "shared memory", f"{size:.1f} GiB free at {shared}", remedy)
+
+
+def open_files(_: Question) -> Iterator[Finding]:
+    """Check the limit of open files."""
     import resource
 
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = "" if files >= OPEN_FILES else f"ulimit -n {OPEN_FILES}: Ray keeps many files open"
-    yield Finding("ok" if not remedy else "note", "open files", str(files), remedy)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield _note_if(files < OPEN_FILES, "open files", str(files), f"ulimit -n {OPEN_FILES}: Ray keeps many files open")
 
 
-def ray_cluster_answers(question: Question) -> Iterator[Finding]:
-    """Check the address that a run would use, the labels that need one, and the token if Ray needs one."""
+def _note_if(is_low: bool, subject: str, found: str, remedy: str) -> Finding:  # noqa: FBT001
+    return Finding("note", subject, found, remedy) if is_low else Finding("ok", subject, found)
+
+
+def ray_cluster(question: Question) -> Iterator[Finding]:
+    """Check the address that a run would use, or the labels that need one."""
+    from deploy.run.cluster import require_answer
     from deploy.run.inputs import label_problems
-    from deploy.run.ray_errors import require_head, require_own_machine
 
     address = cluster_address(question.config.cluster if question.config else ClusterConfig())
-    if not address:
+    if address:
         try:
-            require_own_machine()
-            yield Finding("ok", "ray", "no address given: a run starts its own cluster on loopback")
-        except InputError as error:
-            yield Finding("bad", "ray", str(error), "see this line")
-        for problem in label_problems(question.config) if question.config else ():
-            what, _, remedy = str(problem).rpartition(": ")
-            yield Finding("bad", "labels", what, remedy)
-        return
-    try:
-        require_head(address, timeout_s=CONNECT_S)
-        yield Finding("ok", "ray", f"{address} accepts connections")
-    except (OSError, ValueError, OverflowError) as error:
-        yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")
-    token = resolve(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"))
-    has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or token.exists()
-    if os.environ.get("RAY_AUTH_MODE") == "token" and not has_token:
-        yield Finding("bad", "ray token", f"none at {token}", "ray get-auth-token --generate, the same on all nodes")
-    elif has_token:
-        yield Finding("ok", "ray token", "given" if os.environ.get("RAY_AUTH_TOKEN") else str(token))
+            require_answer(address, timeout_s=CONNECT_S)
+            yield Finding("ok", "ray", f"{address} accepts connections")
+        except (OSError, ValueError, OverflowError) as error:
+            yield Finding("bad", "ray", f"{address} does not answer: {error}", "check cluster.address or RAY_ADDRESS")
+    elif problem := next(label_problems(question.config), None) if question.config else None:
+        yield _split("bad", "ray", problem)
+    else:
+        yield Finding("ok", "ray", "no address given: a run starts its own cluster on loopback")
+
+
+def _split(verdict: Verdict, subject: str, problem: object) -> Finding:
+    """Take what is after a problem's last colon as the remedy."""
+    found, _, remedy = str(problem).rpartition(": ")
+    return Finding(verdict, subject, found, remedy)
 
 
 def board_answers(question: Question) -> Iterator[Finding]:
@@ -198,10 +207,10 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
         return
     yield Finding("ok", "model", config.model.path)
     yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
-    problems = list(reward_problems(config, [*prompts, *heldout], is_local=False))
-    for problem in problems:
+    problem = next(reward_problems(config, [*prompts, *heldout], is_local=False), None)
+    if problem:
         yield Finding("bad", "rewards", str(problem), "see this line")
-    if not problems:
+    else:
         yield Finding("ok", "rewards", ", ".join(config.rewards))
 
 
@@ -218,12 +227,11 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
     except InputError:
         return  # `preset_can_run` says it
     for _, message in found:
-        what, _, remedy = message.rpartition(": ")
-        yield Finding("note", "prompts", what, remedy)
+        yield _split("note", "prompts", message)
 
 
-def costs(question: Question) -> Iterator[Finding]:
-    """Report velocity evaluations and memory of the preset (`deploy.tools.estimate`); on request, its measured speed.
+def gpu_memory(question: Question) -> Iterator[Finding]:
+    """Compare each role's memory (`deploy.tools.estimate`) with a GPU of this machine; on request, measure its speed.
 
     `deploy.tools.measure` measures forwards, gradients and decoded images per second.
     """
@@ -231,34 +239,19 @@ def costs(question: Question) -> Iterator[Finding]:
         return
     from deploy.tools.estimate import estimate
     from deploy.tools.measure import measure
-    from deploy.tools.memory import fit_problems, roles_of
+    from deploy.tools.memory import fit_problems
     from flow.models.folder import completed_for_estimate
 
     try:
         config = completed_for_estimate(question.config)[0]
         found = estimate(config)
-        for line in (*found.lines(), *(each.line() for each in roles_of(config, found))):
-            yield Finding("ok", "cost", line)
-        for problem in fit_problems(config, found):
-            what, _, remedy = str(problem).rpartition(": ")
-            yield Finding("bad", "gpu memory", what, remedy)
-        for line in measure(config, found.evaluations).lines() if question.measures else ():
-            yield Finding("ok", "speed", line)
+        if problem := next(fit_problems(config, found), None):
+            yield _split("bad", "gpu memory", problem)
+        if question.measures:
+            yield Finding("ok", "speed", "; ".join(measure(config, found.evaluations).lines()))
     except InputError as error:  # `preset_can_run` reports a preset that cannot be estimated
         if question.measures:
             yield Finding("bad", "speed", str(error), "see this line")
-
-
-def layout(question: Question) -> Iterator[Finding]:
-    """Report the layout of the GPUs, and the number of actors, workers and lanes."""
-    if question.config is None:
-        return
-    cluster, lanes = question.config.cluster, question.config.learner.lanes
-    workers = cluster.learner.workers
-    sizes = (
-        f"{cluster.rollout_actors} rollout actors, {workers} learner workers with {lanes // workers} of {lanes} lanes"
-    )
-    yield Finding("ok", "layout", f"{cluster.layout}: {sizes}")
 
 
 async def _ping(board: "Board") -> None:
@@ -269,14 +262,16 @@ async def _ping(board: "Board") -> None:
 
 
 CHECKS: list[Check] = [
-    python_and_libraries,
-    cores_and_gpus,
-    disk_and_memory,
-    ray_cluster_answers,
+    libraries,
+    cores,
+    gpus,
+    disk,
+    shared_memory,
+    open_files,
+    ray_cluster,
     board_answers,
     preset_can_run,
     inputs_may_mislead,
-    layout,
-    costs,
+    gpu_memory,
 ]
 """All checks, in the order of their output."""

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.tools.fake_memory import CostMeter, stored
 from flow.fused import keep_as_on_gpu
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import KEPT_PROMPTS
 from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
@@ -67,7 +67,7 @@ class Evaluations:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate that `train --dry-run` and `doctor` show."""
+    """The estimate that `train --dry-run` shows."""
 
     evaluations: Evaluations
     rollout: Mapping[str, int]
@@ -154,7 +154,7 @@ def estimate_of(
     most = config.model.forward_batch or shard.largest_forward
     rows = config.model.rows
     with fake:
-        embedding = sum(each.numel() for each in backbone.example(1).values()) * dtype_of(config.model).itemsize
+        embedding = sum(each.numel() for each in backbone.example(1).tensors.values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
         backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
@@ -377,7 +377,7 @@ class Counter:
     def encode(self, text: str) -> Conditioning:
         """Return an empty conditioning."""
         del text
-        return {"text": torch.zeros(1, 0)}
+        return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning

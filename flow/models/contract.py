@@ -1,6 +1,7 @@
 """The contract `Backbone` of a model family. A new family is one file that implements it; see `flow.models.load`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -8,9 +9,50 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-Conditioning = Mapping[str, Tensor]
-"""A family's text embeddings by name, each [B, ...]; rows are prompts. Every prompt has the same
-shapes; a family whose prompts differ in length pads them, see `flow.models.padding`."""
+EMBEDS = "encoder_hidden_states"
+"""Name of the embeddings [B, tokens, D] whose prompts may differ in length."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Text embeddings of a batch; rows are prompts.
+
+    `lengths` lie on the host, so no forward waits until the device tells how long its prompts are.
+    """
+
+    tensors: Mapping[str, Tensor]
+    """By the name of the transformer's argument, each [B, ...]. `EMBEDS` is as long as the longest prompt; shorter ones
+    end in zeros."""
+    lengths: tuple[int, ...]
+    """Tokens of each row without these zeros."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Conditioning":
+        """Return embeddings of prompts of one length, without padding."""
+        rows, tokens = tensors[EMBEDS].shape[:2]
+        return cls(tensors, (tokens,) * rows)
+
+    def __len__(self) -> int:
+        """Rows B."""
+        return len(self.lengths)
+
+    def rows(self, piece: slice) -> "Conditioning":
+        """Return some of the rows, as long as the longest of them."""
+        lengths = self.lengths[piece]
+        tensors = {name: each[piece] for name, each in self.tensors.items()}
+        return Conditioning({**tensors, EMBEDS: fitted(tensors[EMBEDS], max(lengths))}, lengths)
+
+    def repeat(self, times: int) -> "Conditioning":
+        """Copy the one prompt to `times` rows, as in diffusers' pipelines.
+
+        With rows that are only expanded, torch multiplies in another order, which rounds differently on some CPUs.
+        """
+        tensors = {name: each.expand(times, *each.shape[1:]).contiguous() for name, each in self.tensors.items()}
+        return Conditioning(tensors, self.lengths * times)
+
+    def to(self, dtype: torch.dtype) -> "Conditioning":
+        """Return the same rows in another dtype."""
+        return Conditioning({name: each.to(dtype) for name, each in self.tensors.items()}, self.lengths)
 
 
 @runtime_checkable
@@ -34,7 +76,7 @@ class Backbone(Protocol):
         ...
 
     def encode(self, text: str) -> Conditioning:
-        """Return one prompt's embeddings, each [1, ...]. A prompt is encoded alone, so other prompts change no bit."""
+        """Return one prompt's embeddings. A prompt is encoded alone, so other prompts change no bit."""
         ...
 
     def velocity(
@@ -89,13 +131,17 @@ class Backbone(Protocol):
 
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
-    """Stack the embeddings of several prompts as rows of one batch."""
-    return {name: torch.cat([each[name] for each in conditionings]) for name in conditionings[0]}
+    """Join rows to one batch, as long as its longest prompt.
 
-
-def repeat(conditioning: Conditioning, times: int) -> Conditioning:
-    """Copy one prompt's embeddings to `times` rows, as in diffusers' pipelines.
-
-    With rows that are only expanded, torch multiplies in another order, which rounds differently on some CPUs.
+    Rollout and learner join the same prompts, so they compute with the same shapes and the ratio stays exactly 1.
     """
-    return {name: tensor.expand(times, *tensor.shape[1:]).contiguous() for name, tensor in conditioning.items()}
+    lengths = tuple(length for each in conditionings for length in each.lengths)
+    parts = {name: [each.tensors[name] for each in conditionings] for name in conditionings[0].tensors}
+    parts[EMBEDS] = [fitted(each, max(lengths)) for each in parts[EMBEDS]]
+    return Conditioning({name: torch.cat(each) for name, each in parts.items()}, lengths)
+
+
+def fitted(embeds: Float[Tensor, "B tokens D"], tokens: int) -> Float[Tensor, "B {tokens} D"]:
+    """Cut zeros off the end of embeddings, or append them."""
+    missing = tokens - embeds.shape[1]
+    return torch.nn.functional.pad(embeds, (0, 0, 0, missing)) if missing else embeds

@@ -41,7 +41,7 @@ class Embeddings:
         self._kept: OrderedDict[str, Conditioning] = OrderedDict()
 
     def of(self, text: str) -> Conditioning:
-        """Return one prompt's embeddings, each [1, ...].
+        """Return one prompt's embeddings.
 
         Raises:
             ModelError: the encoders cannot be loaded, or the cache folder is not writable.
@@ -83,6 +83,7 @@ class Embeddings:
         assert self._folder is not None
         facts = {
             "text": text,
+            "tokens": "its own, without padding",
             "encoders": identity_of(self._encoders.family, self._encoders.folder),
             "max_sequence_length": self._config.max_sequence_length,
             "dtype": self._config.dtype,
@@ -95,7 +96,7 @@ class Embeddings:
     def _read(self, text: str) -> Conditioning | None:
         path = self._path(text)
         try:
-            return load_file(path, device=str(self._encoders.device))
+            return Conditioning.of(load_file(path, device=str(self._encoders.device)))
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError) as error:
@@ -107,7 +108,7 @@ class Embeddings:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole(path, is_shared=True) as partial:
-                save_file({name: tensor.contiguous() for name, tensor in embeddings.items()}, partial)
+                save_file({name: tensor.contiguous() for name, tensor in embeddings.tensors.items()}, partial)
                 share(partial)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error

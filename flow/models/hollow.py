@@ -46,7 +46,7 @@ def hollow_backbone(
         ModelError: the model does not exist, or a part's config cannot be read.
     """
     index, folder = find_configs(model)
-    model = model.model_copy(update={"compile": None, "attention": None})
+    model = model.model_copy(update={"compile": None, "attention": "native"})
     parts: dict[str, Any] = {"clip_tokens": clip_tokens(folder)}
     with quiet_libraries():
         import diffusers

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flow.fused import fuse
-from flow.models.contract import Conditioning
+from flow.fused import fuse, join_attention
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
 from flow.models.folder import find_tiny_decoder
@@ -31,7 +31,7 @@ from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
 from flow.quantized.transformer import quantization_of
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, NonFiniteError, one_line, suggest
+from protocol.errors import ModelError, NonFiniteError
 
 SHIFTS = ("use_dynamic_shifting", "shift_terminal")
 """Scheduler options that some families' schedules follow."""
@@ -87,8 +87,10 @@ class PipelineBackbone(ABC):
                 _order_channels_last(vae)
         if self._dtype != torch.float32:
             fuse(self.transformer)
-        if config.attention:
-            self._choose_attention(config.attention)
+        elif config.attention != "native":
+            join_attention(self.transformer)
+        with quiet_libraries():  # always: without a choice an environment variable decides
+            self.transformer.set_attention_backend(config.attention)
         if config.vae_tiling:
             self.vae.enable_tiling()
         if config.gradient_checkpointing:
@@ -147,7 +149,7 @@ class PipelineBackbone(ABC):
             device: device of the text encoders.
 
         Returns:
-            Embeddings by the name of the transformer's argument, each [1, ...].
+            The prompt's embeddings, without padding that the model does not attend to.
         """
 
     @abstractmethod
@@ -171,7 +173,7 @@ class PipelineBackbone(ABC):
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.
@@ -200,8 +202,7 @@ class PipelineBackbone(ABC):
         Returns:
             The velocity, float32 [B, C, H, W].
         """
-        rows = {name: each.to(self._dtype) if each.is_floating_point() else each for name, each in conditioning.items()}
-        return self._predict(latents.to(self._dtype), sigma, rows).float()
+        return self._predict(latents.to(self._dtype), sigma, conditioning.to(self._dtype)).float()
 
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
@@ -282,27 +283,6 @@ class PipelineBackbone(ABC):
         unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
         return rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
-
-    def _choose_attention(self, backend: str) -> None:
-        """Let every attention module use a back end of diffusers' dispatcher."""
-        from diffusers.models.attention_dispatch import AttentionBackendName
-
-        known = sorted(each.value for each in AttentionBackendName)
-        if backend not in known:
-            raise ModelError(
-                f"model.attention must be one of diffusers' back ends, got {backend!r}: {suggest(backend, known)}"
-            )
-        with quiet_libraries():
-            try:
-                self.transformer.set_attention_backend(backend)
-            except (ImportError, RuntimeError, ValueError, OSError) as error:
-                raise ModelError(f"model.attention={backend} cannot be used here: {one_line(error)}") from error
-        processors = [getattr(part, "processor", None) for part in self.transformer.modules()]
-        if not any(getattr(processor, "_attention_backend", None) for processor in processors):
-            raise ModelError(
-                f"model.attention must not be set for {self.family.pipeline}: its attention does not go"
-                f" through diffusers' dispatcher, got {backend!r}"
-            )
 
     def _compile(self, backend: str) -> None:
         """Let torch compile every block of the transformer."""

@@ -40,7 +40,7 @@ class TextEncoders:
         self._pipeline: Any = None
 
     def encode(self, text: str) -> Conditioning:
-        """Return one prompt's embeddings, each [1, ...], on the encoders' device.
+        """Return one prompt's embeddings on the encoders' device.
 
         Raises:
             ModelError: the encoders cannot be read.

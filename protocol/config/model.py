@@ -46,9 +46,9 @@ class ModelConfig(Section):
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""
     tiny_decoder_revision: str | None = None
     """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes."""
-    attention: str | None = None
-    """Attention back end of diffusers' dispatcher, such as `flash` or `sage`, for rollout and learner alike; null is
-    torch's own."""
+    attention: Literal["native", "_native_efficient", "_native_math"] = "native"
+    """Attention back end of diffusers' dispatcher, for rollout and learner alike: torch's own choice, or one of its
+    kernels. The dispatcher's others are no choice, since their gradients differ from run to run."""
     height: Positive | None = None
     """Height of an image in pixels; null takes the size that the model was trained for."""
     width: Positive | None = None

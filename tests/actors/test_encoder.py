@@ -49,7 +49,7 @@ def test_ray_fills_the_cache_and_no_actor_needs_an_encoder(
     assert said[1:] == ["encoded 4 new prompts", said[0]]
     monkeypatch.setattr("flow.models.text.TextEncoders.load", lambda self: pytest.fail("the encoders are not needed"))
     backbone = load_backbone(config.model)
-    assert backbone.encode("blurry")["pooled_projections"].any()
+    assert backbone.encode("blurry").tensors["pooled_projections"].any()
 
 
 def test_a_folder_that_cannot_be_written_is_the_user_s_mistake(tiny_config: Config, tmp_path: Path) -> None:

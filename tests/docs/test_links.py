@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 BASES = {"reliability.md": [ROOT / "tests"]}
 """Further folders to which paths of a page are relative."""
-FOLDERS = "|".join((*PACKAGES, "flowcredit", "benchmarks", "tests", "docs", "world", "pretraining"))
+FOLDERS = "|".join((*PACKAGES, "flowcredit", "benchmarks", "tests", "docs", "world"))
 METRIC = re.compile(
     r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_pool|ledger|probe|adapter)/[\w<>{},/]+"
 )

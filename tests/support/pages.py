@@ -29,7 +29,7 @@ NOT_RUN = {
     r"-m benchmarks\.toy\.demo_gain": "takes ten minutes: five runs of the demo",
     r"-m benchmarks\.toy\.growth": "takes twenty minutes; tests/benchmarks/toy/test_growth.py",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
-    r"-m toyworld\.pretraining": "takes hours; tests/toyworld",
+    r"-m benchmarks\.pretraining": "takes hours; tests/toyworld",
     r"-m tests\.chaos": "takes an hour; tests/chaos",
     r"-m pytest": "runs these tests",
 }

@@ -1,21 +1,20 @@
 """The detector reads true scenes right and calls nothing an object that is not one."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderTiny
 
+from benchmarks.pretraining import check
+from benchmarks.pretraining.autoencoder import reconstruct
+from benchmarks.pretraining.dataset import Examples, draw_examples
+from benchmarks.pretraining.export import TOYWORLD
 from tests.support.worlds.shapes import one_shape
-from toyworld.pretraining import check
-from toyworld.pretraining.autoencoder import reconstruct
-from toyworld.pretraining.dataset import Examples, draw_examples
 from toyworld.world.detector import ShapeDetector
 from toyworld.world.scenes import Scene, Shape, render
 from toyworld.world.vocabulary import COLOURS, GROUND, PALETTE, SHAPES, TAGS
 
-MODEL = Path(check.__file__).parents[1] / "model"
+MODEL = TOYWORLD / "model"
 
 
 @pytest.fixture(scope="module")

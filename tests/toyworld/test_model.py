@@ -1,21 +1,21 @@
 """The shipped folders are an ordinary Stable-Diffusion-3 pipeline and CLIP, small and without machine paths."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPModel, CLIPProcessor, CLIPTextModelWithProjection
 
-from toyworld.pretraining import text_encoders as textencoders
-from toyworld.pretraining import tokenizer, transformer
-from toyworld.pretraining.autoencoder import normalised_latents
-from toyworld.pretraining.clip import pair_accuracy
-from toyworld.pretraining.dataset import draw_examples
+from benchmarks.pretraining import text_encoders as textencoders
+from benchmarks.pretraining import tokenizer
+from benchmarks.pretraining.autoencoder import normalised_latents
+from benchmarks.pretraining.clip import pair_accuracy
+from benchmarks.pretraining.dataset import draw_examples
+from tests.support.paths import ROOT
 from toyworld.world import vocabulary
 
-HERE = Path(transformer.__file__).parents[1]
+HERE = ROOT / "toyworld"
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,14 @@ import torch
 from diffusers import AutoencoderTiny
 from rich.console import Console
 
+from benchmarks.pretraining import autoencoder, tiny_decoder
+from benchmarks.pretraining.dataset import draw_examples
 from deploy.presets import load_config
 from flow.models.folder import completed
 from flow.models.load import load_backbone
-from toyworld.pretraining import autoencoder, tiny_decoder
-from toyworld.pretraining.dataset import draw_examples
+from tests.support.paths import ROOT
 
-HERE = Path(autoencoder.__file__).parents[1]
+HERE = ROOT / "toyworld"
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from toyworld.pretraining import tokenizer
-from toyworld.pretraining.signs import SignRecipe, pretrain
+from benchmarks.pretraining import tokenizer
+from benchmarks.pretraining.signs import SignRecipe, pretrain
 from toyworld.world import words
 
 

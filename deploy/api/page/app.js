@@ -147,9 +147,9 @@ function drawStatus() {
   $("progress").max = Math.max(1, status.iterations);
   $("progress").value = status.iteration;
   panels.drawAttention($("attention"), status);
-  panels.drawDiagnostics($("diagnostics"), status.diagnostics);
+  panels.drawUpdate($("update"), status);
   $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
-  panels.drawStages($("stages"), status.stages);
+  panels.drawStages($("stages"), status.metrics);
   panels.drawWork($("work"), status.pools);
   panels.drawQueues($("queues"), status);
   panels.drawLearners($("learners"), $("learners-words"), status);

@@ -65,18 +65,23 @@ export function drawAttention(holder, status) {
   holder.replaceChildren(...items);
 }
 
-export function drawDiagnostics(holder, values) {
-  const deviation = values.first_ratio_deviation;
-  holder.replaceChildren(
-    fact("Ratio, mean", number(values.ratio_mean, 4), ""),
-    fact("First ratio − 1", small(deviation), "", deviation && !values.staleness ? "warn" : ""),
-    fact("Clip fraction", values.clip_fraction == null ? "–" : `${(100 * values.clip_fraction).toFixed(1)} %`, ""),
-    fact("KL, approximate", small(values.approx_kl), ""),
-    fact("Gradient norm", small(values.grad_norm), ""),
-    fact("Groups with equal rewards", values.zero_variance == null ? "–" : `${Math.round(100 * values.zero_variance)} %`, ""),
-    fact("Missing scores", values.missing_scores ?? "–", "", values.missing_scores ? "warn" : ""),
-    fact("Staleness", values.staleness ?? "–", "updates"),
-  );
+const percent = (digits) => (value) => (value == null ? "–" : `${(100 * value).toFixed(digits)} %`);
+const UPDATE = [
+  ["Ratio, mean", "train/ratio_mean", (value) => number(value, 4)],
+  ["First ratio − 1", "train/first_ratio_deviation", small, (value, status) => value && !status.staleness],
+  ["Clip fraction", "train/clip_fraction", percent(1)],
+  ["KL, approximate", "train/approx_kl", small],
+  ["Gradient norm", "train/grad_norm", small],
+  ["Groups with equal rewards", "group/zero_variance", percent(0)],
+  ["Missing scores", "reward/missing", (value) => value ?? "–", (value) => value],
+]; // label, name in docs/metrics.md, how it is written, when it is a warning
+
+export function drawUpdate(holder, status) {
+  const facts = UPDATE.map(([label, name, form, warns]) => {
+    const value = status.metrics[name];
+    return fact(label, form(value), "", warns?.(value, status) ? "warn" : "");
+  });
+  holder.replaceChildren(...facts, fact("Staleness", status.staleness ?? "–", "updates"));
 }
 
 function bar(name, share, value) {
@@ -89,9 +94,11 @@ function bar(name, share, value) {
   return line;
 }
 
-export function drawStages(holder, stages) {
-  const total = Object.values(stages).reduce((sum, seconds) => sum + seconds, 0) || 1;
-  holder.replaceChildren(...Object.entries(stages).map(([name, seconds]) => bar(name.replaceAll("_", " "), seconds / total, `${seconds.toFixed(1)} s`)));
+export function drawStages(holder, metrics) {
+  const named = Object.entries(metrics).filter(([name, seconds]) => /^seconds\/(?!iteration$|evaluation$)/.test(name) && seconds != null);
+  const stages = named.map(([name, seconds]) => [name.slice("seconds/".length), seconds]);
+  const total = stages.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
+  holder.replaceChildren(...stages.map(([name, seconds]) => bar(name.replaceAll("_", " "), seconds / total, `${seconds.toFixed(1)} s`)));
 }
 
 export function drawWork(holder, pools) {

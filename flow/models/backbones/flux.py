@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.maths.schedule import flux_sigmas, static_sigmas
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import FLUX
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
@@ -67,30 +67,29 @@ class Flux(PackedBackbone):
         embeds, pooled, _ = pipeline.encode_prompt(
             prompt=text, prompt_2=text, device=device, max_sequence_length=config.max_sequence_length
         )
-        return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
+        return Conditioning.of({EMBEDS: cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)})
 
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shapes of T5's and CLIP's embeddings for `count` prompts."""
         pooled = torch.zeros(count, self._pipeline.transformer.config.pooled_projection_dim, device=self._device)
-        return {**super().example(count), "pooled_projections": pooled}
+        return Conditioning.of({**super().example(count).tensors, "pooled_projections": pooled})
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
         count, _, height, width = latents.shape
-        embeds = conditioning["encoder_hidden_states"]
         timesteps = self._pipeline.scheduler.config.num_train_timesteps
         guidance = None
         if self._pipeline.transformer.config.guidance_embeds:
             guidance = torch.full((count,), self._config.embedded_guidance, device=latents.device)
         predicted = self.transformer(
             hidden_states=pack(latents),
-            timestep=sigma * timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             guidance=guidance,
             img_ids=_positions(height // PACK, width // PACK, latents.device),
-            txt_ids=torch.zeros(embeds.shape[1], 3, device=latents.device),
+            txt_ids=torch.zeros(conditioning.lengths[0], 3, device=latents.device),
             return_dict=False,
-            **conditioning,
+            **conditioning.tensors,
         )[0]
         return unpack(predicted, height=height, width=width)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.maths.schedule import flux2_sigmas, static_sigmas
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import FLUX2_KLEIN
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
@@ -38,10 +38,10 @@ class Flux2Klein(PipelineBackbone):
             device: device of the text encoder.
 
         Returns:
-            Embeddings [1, L, 3 D]. The model attends to the padding too, so it has no mask.
+            Embeddings [1, L, 3 D]. The model attends to the padding too, so it counts as tokens.
         """
         embeds, _ = pipeline.encode_prompt(prompt=text, device=device, max_sequence_length=config.max_sequence_length)
-        return {"encoder_hidden_states": cast(Tensor, embeds)}
+        return Conditioning.of({EMBEDS: cast(Tensor, embeds)})
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the scheduler's schedule: its shift depends on the number of tokens and of steps."""
@@ -61,16 +61,15 @@ class Flux2Klein(PipelineBackbone):
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
         _, _, height, width = latents.shape
-        embeds = conditioning["encoder_hidden_states"]
         timesteps = self._pipeline.scheduler.config.num_train_timesteps
         predicted = self.transformer(
             hidden_states=latents.flatten(2).transpose(1, 2),
-            timestep=sigma * timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             guidance=None,
             img_ids=_positions(1, height, width, 1, device=latents.device),
-            txt_ids=_positions(1, 1, 1, embeds.shape[1], device=latents.device),
-            encoder_hidden_states=embeds,
+            txt_ids=_positions(1, 1, 1, conditioning.lengths[0], device=latents.device),
             return_dict=False,
+            **conditioning.tensors,
         )[0]
         return predicted.transpose(1, 2).unflatten(2, (height, width))
 

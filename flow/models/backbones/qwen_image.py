@@ -11,11 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.models.backbones.flux import PACK, PackedBackbone, pack, unpack
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning, fitted
 from flow.models.families import QWEN_IMAGE
-from flow.models.padding import padded, trimmed
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
+
+SHORTEST = 64
+"""Tokens of the shortest embeddings of compiled blocks."""
 
 
 class QwenImage(PackedBackbone):
@@ -36,10 +38,10 @@ class QwenImage(PackedBackbone):
             device: device of the text encoder.
 
         Returns:
-            Embeddings [1, L, D] and their mask [1, L].
+            Embeddings [1, tokens, D].
         """
         embeds, _ = pipeline.encode_prompt(prompt=text, device=device, max_sequence_length=config.max_sequence_length)
-        return padded(cast(Tensor, embeds), config.max_sequence_length)
+        return Conditioning.of({EMBEDS: cast(Tensor, embeds)})
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the scheduler's schedule: its shift depends on the number of tokens.
@@ -83,14 +85,17 @@ class QwenImage(PackedBackbone):
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
         count, _, height, width = latents.shape
-        embeds, lengths = trimmed(conditioning, is_compiled=self._config.compile is not None)
+        embeds, lengths = conditioning.tensors[EMBEDS], conditioning.lengths
+        if self._config.compile:  # each length has its own graphs, so there are few of them: 64, 128, 256 ...
+            embeds = fitted(embeds, max(SHORTEST, 1 << (max(lengths) - 1).bit_length()))
         mask = None
         if min(lengths) < embeds.shape[1]:
             positions = torch.arange(embeds.shape[1], device=latents.device)
-            mask = positions < torch.tensor(lengths, device=latents.device)[:, None]
+            mask = torch.stack([positions < length for length in lengths])  # a tensor of lengths would be copied over
+        timesteps = self._pipeline.scheduler.config.num_train_timesteps
         predicted = self.transformer(
             hidden_states=pack(latents),
-            timestep=sigma * self._pipeline.scheduler.config.num_train_timesteps / 1000,
+            timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             encoder_hidden_states=embeds,
             encoder_hidden_states_mask=mask,
             img_shapes=[[(1, height // PACK, width // PACK)]] * count,

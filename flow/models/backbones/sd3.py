@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.maths.schedule import sd3_sigmas
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import SD3
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
@@ -40,7 +40,7 @@ class StableDiffusion3(PipelineBackbone):
             do_classifier_free_guidance=False,
             max_sequence_length=config.max_sequence_length,
         )
-        return {"encoder_hidden_states": cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)}
+        return Conditioning.of({EMBEDS: cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)})
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the twice shifted schedule with the shift of the model's scheduler config."""
@@ -51,16 +51,15 @@ class StableDiffusion3(PipelineBackbone):
         """Return zeros in the shapes of the embeddings (CLIP's tokens, then T5's) and of the pooled projections."""
         settings = self._pipeline.transformer.config
         length = self._pipeline.tokenizer_max_length + self._config.max_sequence_length
-        return {
-            "encoder_hidden_states": torch.zeros(count, length, settings.joint_attention_dim, device=self._device),
-            "pooled_projections": torch.zeros(count, settings.pooled_projection_dim, device=self._device),
-        }
+        embeds = torch.zeros(count, length, settings.joint_attention_dim, device=self._device)
+        pooled = torch.zeros(count, settings.pooled_projection_dim, device=self._device)
+        return Conditioning.of({EMBEDS: embeds, "pooled_projections": pooled})
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
         timestep = sigma * self._pipeline.scheduler.config.num_train_timesteps
-        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning)[0]
+        return self.transformer(hidden_states=latents, timestep=timestep, return_dict=False, **conditioning.tensors)[0]
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
         return self._pipeline.transformer.config.in_channels, *self._divided(height, width)

@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.maths.schedule import z_image_sigmas
-from flow.models.contract import Conditioning
+from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import Z_IMAGE
 from flow.models.made_for import SIDE
-from flow.models.padding import padded, trimmed
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 
@@ -35,7 +34,7 @@ class ZImage(PipelineBackbone):
             device: device of the text encoder.
 
         Returns:
-            Embeddings [1, L, D] and their mask [1, L].
+            Embeddings [1, tokens, D].
         """
         (embeds,), _ = pipeline.encode_prompt(
             prompt=text,
@@ -43,7 +42,7 @@ class ZImage(PipelineBackbone):
             do_classifier_free_guidance=False,
             max_sequence_length=config.max_sequence_length,
         )
-        return padded(cast(Tensor, embeds)[None], config.max_sequence_length)
+        return Conditioning.of({EMBEDS: cast(Tensor, embeds)[None]})
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the schedule with the shift of the model's scheduler config."""
@@ -52,17 +51,16 @@ class ZImage(PipelineBackbone):
     def example(self, count: int) -> Conditioning:
         """Return zeros in the shape of the longest embeddings, for `count` prompts."""
         width, length = self._pipeline.transformer.config.cap_feat_dim, self._config.max_sequence_length
-        return {"encoder_hidden_states": torch.zeros(count, length, width, device=self._device)}
+        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        embeds, lengths = trimmed(conditioning)
         timesteps = self._pipeline.scheduler.config.num_train_timesteps
         predicted = self.transformer(
             list(latents.to(self._dtype).unsqueeze(2)),
             (timesteps - sigma * timesteps) / timesteps,
-            [row[:length] for row, length in zip(embeds, lengths, strict=True)],
+            [row[:length] for row, length in zip(conditioning.tensors[EMBEDS], conditioning.lengths, strict=True)],
             return_dict=False,
         )[0]
         return -torch.stack(predicted).squeeze(2)

@@ -55,7 +55,7 @@ class LivingRun:
             for n in names
         ]
         pools = [PoolStatus(name="rollout", desired=self.rollout, ready=self.rollout, busy=1, busy_share=0.6)]
-        stages = {"rollout_and_reward": 3.0, "update": 2.0}
+        metrics = {"seconds/rollout_and_reward": 3.0, "seconds/update": 2.0}
         return a_status(
             "live",
             self.phase,
@@ -63,7 +63,7 @@ class LivingRun:
             lines=self.iteration,
             pools=pools,
             actors=actors,
-            stages=stages,
+            metrics=metrics,
             heartbeat_s=0.5,
         )
 

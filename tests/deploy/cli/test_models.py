@@ -393,13 +393,6 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run") == 2
 
 
-def test_doctor_shows_what_a_preset_costs(
-    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    run_cli(monkeypatch, "doctor", str(preset), "group.size=8")
-    assert "rolls out 16 trajectories" in capsys.readouterr().out
-
-
 def test_encode_without_a_folder_says_so(
     preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -71,7 +71,7 @@ class Reader:
         if program == "curl":
             return self._curl(words)
         if program != "flowcredit":
-            return self._call(program_of(program), small_benchmark(program, words))
+            return self._call(program_of(program), words)
         self._provide(words)
         with self.monkeypatch.context() as meanwhile:
             if "--watch" in words:
@@ -141,11 +141,6 @@ def small(words: list[str]) -> list[str]:
 def few(preset: str, folder: Path = Path()) -> list[str]:
     """Overrides that take a preset's few prompts."""
     return [f"data.{part}={folder / preset}.jsonl" for part in ("train", "heldout")]
-
-
-def small_benchmark(program: str, words: list[str]) -> list[str]:
-    """The arguments of a benchmark, for seconds."""
-    return [*words, *({"benchmarks.toy.signs": ["--count", "4"]}.get(program, []))]
 
 
 def end_of_watching() -> Any:

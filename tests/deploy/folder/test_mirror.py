@@ -54,6 +54,16 @@ def test_an_empty_folder_is_filled_with_the_newest_copy(config, tmp_path):
     again.close()
 
 
+def test_a_copy_that_was_never_whole_does_not_keep_the_store_from_being_pruned(config, tmp_path):
+    store = tmp_path / "store/run/checkpoints"
+    (store / "iteration_000001").mkdir(parents=True)
+    (store / "iteration_000001/state.json").write_text("{}")
+    run = open_run_folder(tmp_path / "run", config)
+    run.save(state(2))
+    run.close()
+    assert [path.name for path in store.iterdir()] == ["iteration_000002"]
+
+
 @pytest.mark.parametrize("damage", [False, True], ids=["whole", "damaged"])
 def test_the_checkpoint_with_the_best_held_out_score_comes_back_too(config, tmp_path, damage, caplog):
     run = open_run_folder(tmp_path / "first", config)

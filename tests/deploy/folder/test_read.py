@@ -1,46 +1,11 @@
-"""Reading run folders: what earlier versions wrote is refused, and so is a folder without a run."""
-
-import asyncio
-from pathlib import Path
+"""Reading run folders."""
 
 import pytest
 
-from deploy.api.folder_source import FolderSource
 from deploy.folder.metric_file import outline_of, page_of
 from deploy.folder.names import METRICS
-from deploy.folder.read import adapter_to_fork, best_checkpoint, config_of, lines_of
-from deploy.folder.run_folder import open_run_folder
-from deploy.tools.verify import verify
-from protocol.config.run import RunConfig
+from deploy.folder.read import best_checkpoint, config_of, lines_of
 from protocol.errors import RunFolderError
-
-
-@pytest.fixture
-def run(tmp_path: Path, tiny_config) -> tuple[Path, RunConfig]:
-    config = tiny_config()
-    open_run_folder(tmp_path / "run", config).close()
-    return tmp_path / "run", config
-
-
-@pytest.mark.parametrize("sign", ["samples", "checkpoints/step_000040"])
-def test_a_run_of_an_earlier_version_is_refused_by_every_reader(sign, run):
-    folder, config = run
-    (folder / sign).mkdir()
-    for read in (
-        lambda: config_of(folder),
-        lambda: open_run_folder(folder, config),
-        lambda: adapter_to_fork(folder, config),
-        lambda: list(verify(folder)),
-    ):
-        with pytest.raises(RunFolderError, match=f"got {sign}/? of an earlier one: go on with the version that"):
-            read()
-
-
-def test_the_status_service_leaves_a_run_of_an_earlier_version_out(run):
-    folder, _ = run
-    assert len(asyncio.run(FolderSource(folder.parent).runs())) == 1
-    (folder / "samples").mkdir()
-    assert asyncio.run(FolderSource(folder.parent).runs()) == []
 
 
 def test_a_folder_without_a_config_holds_no_run(tmp_path):

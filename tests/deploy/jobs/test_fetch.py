@@ -58,7 +58,7 @@ def test_the_newest_whole_checkpoint_and_everything_else_but_secrets_arrive(run)
 def test_all_that_a_run_folder_holds_travels_but_what_belongs_to_its_machine() -> None:
     stays = {names.CHECKPOINTS, names.LEASE, names.FILLING, names.TOKEN}
     known = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
-    assert {*pack.FILES, *pack.FOLDERS} == (known | {*names.RECORDS}) - stays - {names.EARLIER_CHECKPOINT}
+    assert {*pack.FILES, *pack.FOLDERS} == (known | {*names.RECORDS}) - stays
 
 
 def test_a_name_is_looked_up_in_the_folder_of_runs(run):

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from deploy.monitor import summary as overview
-from protocol.status import MetricLine, Pulse, RunStatus, run_id_of
+from deploy.monitor.health import Pulse
+from protocol.status import MetricLine, RunStatus, run_id_of
 
 
 def steps(*rewards: float | None) -> list[MetricLine]:
@@ -70,6 +71,7 @@ def test_gains_and_stages_are_found_by_their_names():
         "gain/step_10_abs_mean": None,
         "seconds/update": 2.0,
         "seconds/iteration": 9.0,
+        "seconds/evaluation": 5.0,
     }
     assert overview.gains_of(values) == {"0": 0.1, "10": None}
     assert overview.stages_of(values) == {"update": 2.0}

@@ -72,9 +72,9 @@ def test_a_hollow_model_reads_as_many_tokens_as_the_real_one(tiny_config: Config
     """CLIP's published tokenizers pad to 77; a small world's may pad to fewer."""
     config = tiny_config()
     real: Any = build_policy(config, device="cpu")[0].backbone
-    shapes = {name: each.shape for name, each in real.encode("a cat").items()}
-    assert {name: each.shape for name, each in real.example(1).items()} == shapes
-    assert {name: each.shape for name, each in hollow_backbone(config.model).example(1).items()} == shapes
+    shapes = {name: each.shape for name, each in real.encode("a cat").tensors.items()}
+    assert {name: each.shape for name, each in real.example(1).tensors.items()} == shapes
+    assert {name: each.shape for name, each in hollow_backbone(config.model).example(1).tensors.items()} == shapes
 
 
 @pytest.mark.parametrize("has_checkpointing", [False, True])
@@ -114,7 +114,7 @@ def test_what_the_sampler_holds_and_sends_is_predicted(tiny_config: Config, monk
         adapter_version=0,
         adapter_digest="",
     )
-    apart = [*backbone.transformer.parameters(), *backbone.vae.parameters(), *backbone.encode("a cat").values()]
+    apart = [*backbone.transformer.parameters(), *backbone.vae.parameters(), *backbone.encode("a cat").tensors.values()]
     with CostMeter(apart=apart) as meter:
         rollout, images = rollout_shard(policy, request, config)
     found = estimate(config)
@@ -155,7 +155,10 @@ def test_more_samples_than_a_forward_hold_their_velocities_and_no_embeddings(
     config = configured(tiny_config, forward_batch=2, guidance=guidance)
     policy, _ = build_policy(config, device="cpu")
     conditioning = policy.conditioning("a cat", "")
-    known = [*policy.backbone.transformer.parameters(), *(each for row in conditioning for each in row.values())]
+    known = [
+        *policy.backbone.transformer.parameters(),
+        *(each for row in conditioning for each in row.tensors.values()),
+    ]
 
     def peak(samples: int) -> int:
         latents, sigma = torch.zeros(samples, *policy.backbone.latent_shape), torch.full((samples,), 0.5)

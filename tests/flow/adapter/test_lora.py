@@ -34,7 +34,7 @@ def answer(backbone: Backbone) -> torch.Tensor:
         return backbone.velocity(
             normal("x", shape=(2, 4, 8, 8)),
             torch.tensor([0.9, 0.4]),
-            {name: tensor.repeat_interleave(2, 0) for name, tensor in backbone.encode("a red circle").items()},
+            backbone.encode("a red circle").repeat(2),
         )
 
 
@@ -138,13 +138,12 @@ def test_the_written_file_gives_a_plain_pipeline_the_policy_s_velocity(tiny_sd3:
     write_lora(tmp_path, weights, CONFIG)
     pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_sd3, text_encoder_3=None, tokenizer_3=None)
     pipeline.load_lora_weights(tmp_path)
-    conditioning = {n: tensor.repeat_interleave(2, 0) for n, tensor in backbone.encode("a red circle").items()}
     with torch.no_grad():
         output = pipeline.transformer(
             hidden_states=normal("x", shape=(2, 4, 8, 8)),
             timestep=1000 * torch.tensor([0.9, 0.4]),
             return_dict=False,
-            **conditioning,
+            **backbone.encode("a red circle").repeat(2).tensors,
         )[0]
     assert torch.equal(output, answer(backbone))
     assert not torch.allclose(output, untrained, atol=1e-2)

@@ -41,7 +41,8 @@ def config_of(folder: Path, cache: Path | None, **settings: Any) -> ModelConfig:
 
 
 def equal(first: Any, second: Any) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    one, other = first.tensors, second.tensors
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def files(cache: Path) -> set[Path]:

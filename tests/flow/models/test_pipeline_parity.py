@@ -16,7 +16,6 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 
 from flow.maths.noise import normal
-from flow.models.backbones.flux import pack, unpack
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
@@ -26,6 +25,7 @@ from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import GenerateRequest, Prompt
 from tests.support.worlds.drawn import ode_latents
+from tests.support.worlds.pipelines import SIDES
 from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
 
 STEPS, TOKENS = 3, 6
@@ -69,39 +69,19 @@ def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[tor
 
 
 def theirs(
-    pipeline: Any, name: str, initial: torch.Tensor, guidance: float, height: int, width: int, embedded: float = 3.5
+    pipeline: Any, name: str, initial: torch.Tensor, guidance: float, height: int, width: int, **more: Any
 ) -> tuple[list[torch.Tensor], np.ndarray]:
     """The pipeline's latents after each step, unpacked, and its images in [0, 1]."""
-    seen: list[torch.Tensor] = []
-    is_flux = name in FLUX
-
-    def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        latents = held["latents"].clone()
-        seen.append(unpack(latents, height=initial.shape[2], width=initial.shape[3]) if is_flux else latents)
-        return held
-
-    guided = {"guidance_scale": embedded, "true_cfg_scale": guidance} if is_flux else {"guidance_scale": guidance}
-    images = pipeline(
-        prompt=TEXT,
-        negative_prompt=NEGATIVE,
-        num_inference_steps=STEPS,
-        num_images_per_prompt=len(initial),
-        latents=pack(initial) if is_flux else initial,
-        height=height,
-        width=width,
-        output_type="np",
-        max_sequence_length=TOKENS,
-        callback_on_step_end=watch,
-        **guided,
-    ).images
-    return seen, images
+    side = SIDES["flux" if name in FLUX else "sd35"]
+    asked = {"guidance": guidance, "negative": NEGATIVE, "height": height, "width": width}
+    return side.draw(pipeline, initial, [TEXT], steps=STEPS, output="np", **asked, **more)
 
 
 @torch.no_grad()
 def test_embeddings_equal_encode_prompt_bitwise(name: str, folder: Path, pipeline: Any) -> None:
     backbone = backbone_of(folder)
     for text in (TEXT, NEGATIVE, ""):
-        found = backbone.encode(text)
+        found = backbone.encode(text).tensors
         if name in FLUX:
             embeds, pooled, _ = pipeline.encode_prompt(prompt=text, prompt_2=None, max_sequence_length=TOKENS)
         else:
@@ -140,7 +120,7 @@ def test_embedded_guidance_is_the_model_s_input(name: str, folder: Path, pipelin
     initial = normal("initial", shape=(2, 4, 8, 8))
     weak, strong = (ours(backbone_of(folder, embedded_guidance=value), initial, 1.0)[-1] for value in (1.5, 7.0))
     assert not torch.allclose(weak, strong)
-    expected, _ = theirs(pipeline, name, initial, 1.0, 16, 16, embedded=7.0)
+    expected, _ = theirs(pipeline, name, initial, 1.0, 16, 16, guidance_scale=7.0)
     assert torch.equal(strong, expected[-1])
 
 

@@ -1,18 +1,22 @@
 """The VAE's dtype against diffusers' own decoding, and the choice of an attention back end."""
 
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from flow.maths.noise import normal
 from flow.models.load import load_backbone
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, NonFiniteError
-from tests.support.worlds.tiny_models import write_flux
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, NonFiniteError
+from tests.support.worlds.pipelines import SIDES
 
 
 def loaded(folder: Path, **settings: Any) -> PipelineBackbone:
@@ -57,15 +61,39 @@ def test_a_vae_that_overflows_ends_with_a_line_that_says_what_to_set(tiny_sd3: P
         backbone.decode(latents_of(backbone) * 1e6)
 
 
-def test_an_attention_back_end_is_used_or_refused_with_one_line(tiny_sd3: Path, tmp_path: Path) -> None:
-    flux = write_flux(tmp_path / "flux")
-    plain, chosen = loaded(flux), loaded(flux, attention="native")
-    latents, sigma = latents_of(plain), torch.full((3,), 0.5)
-    ours, theirs = (each.velocity(latents, sigma, each.example(3)) for each in (plain, chosen))
-    assert torch.equal(ours, theirs)
-    with pytest.raises(ModelError, match="must be one of diffusers' back ends, got 'nativ': did you mean 'native'"):
-        loaded(flux, attention="nativ")
-    with pytest.raises(ModelError, match="attention=sage cannot be used here"):
-        loaded(flux, attention="sage")
-    with pytest.raises(ModelError, match="must not be set for StableDiffusion3Pipeline"):
-        loaded(tiny_sd3, attention="native")
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("sd35", "bfloat16"), *zip(SIDES, cycle(("float32", "bfloat16")), strict=False)]
+)
+def test_every_attention_of_a_transformer_takes_the_back_end_of_the_config(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SIDES[name].write(tmp_path / name)
+    used: list[str] = []
+    for back_end in (AttentionBackendName.NATIVE, AttentionBackendName._NATIVE_MATH):
+        plain = _AttentionBackendRegistry._backends[back_end]
+
+        def noted(*args: Any, name: str = back_end.value, plain: Any = plain, **kwargs: Any) -> Any:
+            used.append(name)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setitem(_AttentionBackendRegistry._backends, back_end, noted)
+    # as the environment variable DIFFUSERS_ATTN_BACKEND=flash does
+    monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", AttentionBackendName.FLASH)
+    velocities = []
+    for settings in ({}, {"attention": "_native_math"}):
+        backbone = loaded(folder, dtype=dtype, **settings)
+        used.clear()
+        with torch.no_grad():
+            velocities.append(backbone.velocity(latents_of(backbone), torch.full((3,), 0.5), backbone.example(3)))
+        assert set(used) <= {settings.get("attention", "native")}
+        assert used or not settings, "without a choice SD3 in float32 keeps diffusers' own attention, which has none"
+    own, other = velocities
+    assert (other - own).norm() < 0.03 * own.norm()
+
+
+@pytest.mark.parametrize("back_end", ["flash", "_flash_3_hub", "_native_cudnn", "sage"])
+def test_a_back_end_whose_bits_cannot_be_repeated_is_refused(
+    back_end: str, tiny_config: Callable[..., RunConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=f"model.attention: .*'{back_end}'"):
+        tiny_config(model={"path": "none", "attention": back_end})

@@ -5,82 +5,35 @@ the shorter prompt is padded, so they differ by rounding.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers.utils import logging as diffusers_logging
 
 from flow.maths.noise import normal
-from flow.models.backbones.flux import pack, unpack
-from flow.models.contract import Backbone
+from flow.models.contract import EMBEDS, Backbone, stack
 from flow.models.load import load_backbone
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from tests.support.worlds.drawn import ode_latents
-from tests.support.worlds.tiny_models import frozen
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.pipelines import SIDES, klein_embeddings
 
 STEPS = 2
-TOKENS = {"flux2_klein": 80, "qwen_image": 240, "z_image": 80}
-"""Tokens of a prompt: of Qwen-Image's own template many stay in front of the prompt, since each letter is a token."""
 TEXT, NEGATIVE = "a red circle and a blue square", "blurry"
-
-
-@dataclass(frozen=True)
-class Side:
-    """How a pipeline is asked for what ours computes."""
-
-    write: Callable[[Path], Path]
-    shape: tuple[int, int, int]
-    """Latents of an image of 16 x 16."""
-    embeddings: Callable[[Any, str, int], torch.Tensor]
-    guided: Callable[[Any, float], dict[str, Any]]
-    """Arguments for guidance w with the negative prompt."""
-    enter: Callable[[torch.Tensor], torch.Tensor] = lambda latents: latents
-    leave: Callable[[torch.Tensor, int, int], torch.Tensor] = lambda latents, height, width: latents
-
-
-def klein_embeddings(pipeline: Any, text: str, tokens: int) -> torch.Tensor:
-    return pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0]
-
-
-SIDES = {
-    "flux2_klein": Side(
-        write=write_flux2_klein,
-        shape=(16, 4, 4),
-        embeddings=klein_embeddings,
-        guided=lambda pipeline, w: {
-            "guidance_scale": w,
-            "negative_prompt_embeds": klein_embeddings(pipeline, NEGATIVE, TOKENS["flux2_klein"]),
-        },
-        leave=lambda latents, height, width: latents.transpose(1, 2).unflatten(2, (height, width)),
-    ),
-    "qwen_image": Side(
-        write=write_qwen_image,
-        shape=(4, 8, 8),
-        embeddings=lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0],
-        guided=lambda _, w: {"true_cfg_scale": w, "negative_prompt": NEGATIVE},
-        enter=pack,
-        leave=lambda latents, height, width: unpack(latents, height=height, width=width),
-    ),
-    "z_image": Side(
-        write=write_z_image,
-        shape=(4, 8, 8),
-        embeddings=lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0][0][
-            None
-        ],
-        guided=lambda _, w: {"guidance_scale": w - 1, "negative_prompt": NEGATIVE},
-    ),
+EMBEDDINGS: dict[str, Callable[[Any, str, int], torch.Tensor]] = {
+    "flux2_klein": klein_embeddings,
+    "qwen_image": lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0],
+    "z_image": lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0][0][
+        None
+    ],
 }
+"""The pipelines' own embeddings of a prompt."""
 
 
-@pytest.fixture(scope="module", params=SIDES)
+@pytest.fixture(scope="module", params=EMBEDDINGS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -91,17 +44,14 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pipeline(folder: Path) -> Any:
-    diffusers_logging.disable_progress_bar()
-    loaded = diffusers.DiffusionPipeline.from_pretrained(folder)
-    loaded.set_progress_bar_config(disable=True)
-    return frozen(loaded)
+def pipeline(name: str, folder: Path) -> Any:
+    return SIDES[name].load(folder)
 
 
 @cache
 def backbone_of(folder: Path, *, height: int = 16, width: int = 16) -> Backbone:
     return load_backbone(
-        ModelConfig(path=str(folder), max_sequence_length=TOKENS[folder.name], height=height, width=width)
+        ModelConfig(path=str(folder), max_sequence_length=SIDES[folder.name].tokens, height=height, width=width)
     )
 
 
@@ -110,16 +60,12 @@ def ours(backbone: Backbone, initial: torch.Tensor, guidance: float) -> list[tor
 
 
 @torch.no_grad()
-def test_embeddings_equal_encode_prompt_bitwise_and_a_mask_ends_them(name: str, folder: Path, pipeline: Any) -> None:
-    backbone, most = backbone_of(folder), TOKENS[name]
+def test_embeddings_equal_encode_prompt_bitwise_and_know_their_length(name: str, folder: Path, pipeline: Any) -> None:
+    backbone, most = backbone_of(folder), SIDES[name].tokens
     for text in (TEXT, NEGATIVE, "", "long " * most):
-        found, expected = backbone.encode(text), SIDES[name].embeddings(pipeline, text, most)
-        tokens = expected.shape[1]
-        assert found["encoder_hidden_states"].shape[1] == most
-        assert torch.equal(found["encoder_hidden_states"][:, :tokens], expected)
-        assert not found["encoder_hidden_states"][:, tokens:].any()
-        if "mask" in found:
-            assert found["mask"].tolist() == [[index < tokens for index in range(most)]]
+        found, expected = backbone.encode(text), EMBEDDINGS[name](pipeline, text, most)
+        assert torch.equal(found.tensors[EMBEDS], expected)
+        assert found.lengths == (expected.shape[1],)
         assert expected.any()
 
 
@@ -134,28 +80,21 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     rows, columns = rows * height // 16, columns * width // 16
     assert backbone.latent_shape == (channels, rows, columns)
     initial = normal("initial", shape=(batch, *backbone.latent_shape))
-    seen: list[torch.Tensor] = []
-
-    def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seen.append(side.leave(held["latents"].clone(), rows, columns))
-        return held
-
-    images = pipeline(
-        prompt=TEXT,
-        num_inference_steps=STEPS,
-        num_images_per_prompt=batch,
-        latents=side.enter(initial),
+    expected, images = side.draw(
+        pipeline,
+        initial,
+        [TEXT],
+        steps=STEPS,
+        guidance=guidance,
+        negative=NEGATIVE,
         height=height,
         width=width,
-        output_type="np",
-        max_sequence_length=TOKENS[name],
-        callback_on_step_end=watch,
-        **side.guided(pipeline, guidance),
-    ).images
+        output="np",
+    )
     found = ours(backbone, initial, guidance)
-    assert len(seen) == STEPS
+    assert len(expected) == STEPS
     most = 0 if guidance == 1 else 2e-3  # Z-Image differs most, by 5e-4 on a CPU without AVX
-    for mine, other in zip(found, seen, strict=True):
+    for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=most, atol=most)
     drawn, levels = backbone.decode(found[-1]), images.astype(np.float64) * 255
     assert drawn.shape == (batch, height, width, 3)
@@ -195,7 +134,7 @@ def test_a_prompt_s_velocity_does_not_depend_on_the_prompts_beside_it(name: str,
     backbone = backbone_of(folder)
     short, long = backbone.encode(NEGATIVE), backbone.encode(TEXT)
     latents, sigma = normal("x", shape=(2, *backbone.latent_shape)), torch.full((2,), 0.6)
-    both = backbone.velocity(latents, sigma, {key: torch.cat([short[key], long[key]]) for key in short})
+    both = backbone.velocity(latents, sigma, stack([short, long]))
     for row, alone in enumerate((short, long)):
         each = backbone.velocity(latents[row : row + 1], sigma[:1], alone)
         torch.testing.assert_close(both[row : row + 1], each, rtol=1e-3, atol=1e-3)

@@ -10,7 +10,7 @@ from diffusers import StableDiffusion3Pipeline
 from diffusers.utils import logging as diffusers_logging
 
 from flow.maths.noise import normal
-from flow.models.contract import Backbone, repeat
+from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import generate, trajectory
@@ -71,7 +71,7 @@ def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeli
         prompt=TEXTS[0], prompt_2=None, prompt_3=None, negative_prompt="", max_sequence_length=TOKENS_OF_T5
     )
     for text, tokens, projection in ((TEXTS[0], embeds, pooled), ("", negative, negative_pooled)):
-        ours = backbone.encode(text)
+        ours = backbone.encode(text).tensors
         assert torch.equal(ours["encoder_hidden_states"], tokens)
         assert torch.equal(ours["pooled_projections"], projection)
     assert embeds.shape == (1, 24 + TOKENS_OF_T5, 16)
@@ -89,12 +89,12 @@ def test_the_embeddings_of_the_newest_prompts_are_kept_and_no_more(
     assert fresh.encode("a") is first["a"]
     again = fresh.encode("b")
     assert again is not first["b"]
-    assert all(torch.equal(again[name], first["b"][name]) for name in again)
+    assert all(torch.equal(again.tensors[name], first["b"].tensors[name]) for name in again.tensors)
 
 
 def test_two_texts_have_different_embeddings(backbone: Backbone) -> None:
     first, second = (backbone.encode(text) for text in TEXTS)
-    assert not torch.equal(first["encoder_hidden_states"], second["encoder_hidden_states"])
+    assert not torch.equal(first.tensors["encoder_hidden_states"], second.tensors["encoder_hidden_states"])
 
 
 def test_sigmas_are_those_of_the_folder_s_scheduler(pipeline: StableDiffusion3Pipeline, backbone: Backbone) -> None:
@@ -205,8 +205,9 @@ def test_guidance_one_costs_one_forward_and_guidance_composes_both_branches(back
 
 def test_repeat_gives_every_sample_the_same_row(backbone: Backbone) -> None:
     one = backbone.encode(TEXTS[0])
-    many = repeat(one, 3)
-    assert all(torch.equal(many[name][row], one[name][0]) for name in one for row in range(3))
+    many = one.repeat(3)
+    assert len(many) == 3
+    assert all(torch.equal(many.tensors[name][row], one.tensors[name][0]) for name in one.tensors for row in range(3))
 
 
 def test_a_half_precision_folder_computes_in_float32(tiny_sd3: Path, tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_half_precision_folder_computes_in_float32(tiny_sd3: Path, tmp_path: P
     halved.to(torch.float16).save_pretrained(tmp_path / "half")
     half = load_backbone(ModelConfig(path=str(tmp_path / "half"), max_sequence_length=TOKENS_OF_T5))
     assert {parameter.dtype for parameter in half.transformer.parameters()} == {torch.float32}
-    assert all(tensor.dtype == torch.float32 for tensor in half.encode(TEXTS[0]).values())
+    assert all(tensor.dtype == torch.float32 for tensor in half.encode(TEXTS[0]).tensors.values())
     velocity = half.velocity(normal("x", shape=(1, 4, 8, 8)), torch.tensor([0.7]), half.encode(TEXTS[0]))
     assert velocity.dtype == torch.float32
     assert not torch.equal(velocity, velocity.half().float()), "the sums are float32, not rounded halves"

@@ -70,7 +70,7 @@ def test_the_range_is_read_from_the_weights(clip: Path) -> None:
 
 
 def test_right_captions_beat_wrong_ones_on_the_toy_world_in_9_of_10_pairs() -> None:
-    from toyworld.pretraining.dataset import draw_examples
+    from benchmarks.pretraining.dataset import draw_examples
 
     examples = draw_examples(600, seed=31)
     scorer = build_scorer("pickscore", model="pkg://toyworld/clip", batch=60)

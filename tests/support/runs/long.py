@@ -70,8 +70,7 @@ def a_long_run(
                 "heldout_first": scores[0],
                 "heldout_iteration": at[-1],
             },
-            "gains": {str(step): newest[f"gain/step_{step}_abs_mean"] for step in range(steps)},
-            "stages": {"rollout_and_reward": 3.0, "update": 1.0, "publish": 0.1},
+            "metrics": newest,
             "actors": [
                 ActorStatus(
                     name=f"learner-{index}",

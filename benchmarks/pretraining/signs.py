@@ -1,4 +1,4 @@
-"""The recipe of the text task's pipeline: `python -m toyworld.pretraining.signs`.
+"""The recipe of the text task's pipeline: `python -m benchmarks.pretraining.signs`.
 
 It trains the same parts as the shape world's recipe (`autoencoder`, `transformer` and the tokenizer, which splits a
 word of capitals into letters) on signs instead of scenes. Each stage writes a checkpoint every minute; after a kill,
@@ -14,12 +14,10 @@ from diffusers import AutoencoderTiny
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
-from toyworld.pretraining import autoencoder, transformer
-from toyworld.pretraining.export import write_pipeline
-from toyworld.pretraining.shapes import claim
+from benchmarks.pretraining import autoencoder, transformer
+from benchmarks.pretraining.export import TOYWORLD, write_pipeline
+from benchmarks.pretraining.shapes import claim
 from toyworld.world.words import draw_signs, mislabelled
-
-HERE = Path(__file__).parents[1]
 
 
 class SignRecipe(BaseModel):
@@ -77,7 +75,7 @@ def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) 
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/signs"),
-    folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = HERE / "sign_model",
+    folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = TOYWORLD / "sign_model",
     autoencoder_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = (
         SignRecipe().autoencoder_steps
     ),

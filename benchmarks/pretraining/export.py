@@ -13,15 +13,18 @@ from typing import Any
 import torch
 from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
+from benchmarks.pretraining.tokenizer import build as build_tokenizer
+from benchmarks.pretraining.transformer import VelocityModel
 from protocol.files import whole
-from toyworld.pretraining.tokenizer import build as build_tokenizer
-from toyworld.pretraining.transformer import VelocityModel
 
 SHIFT = 3.0
 """The scheduler's shift, as in Stable Diffusion 3."""
 
 UNWANTED_KEYS = ("_name_or_path", "name_or_path", "block_out_channels")
 """Config keys that hold a path of the training machine, or that AutoencoderTiny derives itself and warns about."""
+
+TOYWORLD = Path(__file__).parents[2] / "toyworld"
+"""The package that holds the shipped models."""
 
 
 def write_pipeline(autoencoder: AutoencoderTiny, model: VelocityModel, folder: Path) -> None:

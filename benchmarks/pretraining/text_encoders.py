@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from toyworld.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
+from benchmarks.pretraining.tokenizer import CONTEXT_LENGTH, mark_ids
 
 WIDTH = 64
 MAX_SEQUENCE_LENGTH = 1

@@ -13,10 +13,10 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection
 
-from toyworld.pretraining import text_encoders as textencoders
-from toyworld.pretraining.autoencoder import LATENT_CHANNELS
-from toyworld.pretraining.tokenizer import build as build_tokenizer
-from toyworld.pretraining.training import WeightAverage, run_stage
+from benchmarks.pretraining import text_encoders as textencoders
+from benchmarks.pretraining.autoencoder import LATENT_CHANNELS
+from benchmarks.pretraining.tokenizer import build as build_tokenizer
+from benchmarks.pretraining.training import WeightAverage, run_stage
 
 BATCH = 128
 WIDTH = 128

@@ -1,4 +1,4 @@
-"""Measure the toy world's detector and CLIP, for the figures in its README: `python -m toyworld.pretraining.check`.
+"""Measure the toy world's detector and CLIP, for the figures in its README: `python -m benchmarks.pretraining.check`.
 
 The detector reads rendered scenes, and the same scenes after the shipped autoencoder. The CLIP compares true and wrong
 captions.
@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import CLIPModel, CLIPProcessor
 
+from benchmarks.pretraining.autoencoder import reconstruct
+from benchmarks.pretraining.clip import pair_accuracy
+from benchmarks.pretraining.dataset import Examples, draw_examples
+from benchmarks.pretraining.export import TOYWORLD
 from protocol.messages import Detection
-from toyworld.pretraining.autoencoder import reconstruct
-from toyworld.pretraining.clip import pair_accuracy
-from toyworld.pretraining.dataset import Examples, draw_examples
 from toyworld.world.detector import ShapeDetector
 from toyworld.world.scenes import Scene
 from toyworld.world.vocabulary import TAGS
 
-HERE = Path(__file__).parents[1]
 CENTRE_TOLERANCE = 1.5
 """Largest error of a detected box's centre, in pixels."""
 
@@ -60,9 +60,9 @@ def main(
     scenes: Annotated[int, typer.Option(help="Scenes to draw.", min=60)] = 3000,
     seed: Annotated[int, typer.Option(help="Seed of the scenes; the pretraining set has 0.")] = 99,
     model_folder: Annotated[Path, typer.Option(help="Folder of the pipeline whose autoencoder is used.")] = (
-        HERE / "model"
+        TOYWORLD / "model"
     ),
-    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = HERE / "clip",
+    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = TOYWORLD / "clip",
 ) -> None:
     """Measure the detector and the CLIP on newly drawn scenes, and print one table."""
     torch.set_num_threads(1)

@@ -16,12 +16,12 @@ from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPVisionConfig
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from toyworld.pretraining.autoencoder import to_model_range
-from toyworld.pretraining.dataset import Examples
-from toyworld.pretraining.export import replacing
-from toyworld.pretraining.text_encoders import WIDTH, config_of, token_ids
-from toyworld.pretraining.tokenizer import build as build_tokenizer
-from toyworld.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining.autoencoder import to_model_range
+from benchmarks.pretraining.dataset import Examples
+from benchmarks.pretraining.export import replacing
+from benchmarks.pretraining.text_encoders import WIDTH, config_of, token_ids
+from benchmarks.pretraining.tokenizer import build as build_tokenizer
+from benchmarks.pretraining.training import learning_rate, run_stage
 from toyworld.world.scenes import SIZE
 
 BATCH = 128

@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from toyworld.pretraining import training
-from toyworld.pretraining.shapes import Recipe, claim, pretrain
-from toyworld.pretraining.training import WeightAverage, learning_rate
+from benchmarks.pretraining import training
+from benchmarks.pretraining.shapes import Recipe, claim, pretrain
+from benchmarks.pretraining.training import WeightAverage, learning_rate
 
 TINY = Recipe(seed=5, images=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
 

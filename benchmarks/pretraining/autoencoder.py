@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 
-from toyworld.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining.training import learning_rate, run_stage
 
 BATCH = 64
 CHANNELS = 24

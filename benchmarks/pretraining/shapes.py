@@ -1,4 +1,4 @@
-"""The recipe that made the shipped model and CLIP: `python -m toyworld.pretraining.shapes`.
+"""The recipe that made the shipped model and CLIP: `python -m benchmarks.pretraining.shapes`.
 
 It draws the pretraining set from the seed, then trains autoencoder, velocity model and CLIP one after the other. Each
 stage writes a checkpoint every minute; after a kill, the same command continues and ends with the same weights.
@@ -13,11 +13,9 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
-from toyworld.pretraining import autoencoder, clip, transformer
-from toyworld.pretraining.dataset import draw_examples
-from toyworld.pretraining.export import write_pipeline
-
-HERE = Path(__file__).parents[1]
+from benchmarks.pretraining import autoencoder, clip, transformer
+from benchmarks.pretraining.dataset import draw_examples
+from benchmarks.pretraining.export import TOYWORLD, write_pipeline
 
 
 class Recipe(BaseModel):
@@ -90,8 +88,8 @@ def claim(work: Path, recipe: BaseModel) -> None:
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/toyworld"),
-    model_folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = HERE / "model",
-    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = HERE / "clip",
+    model_folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = TOYWORLD / "model",
+    clip_folder: Annotated[Path, typer.Option(help="Folder of the CLIP.")] = TOYWORLD / "clip",
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = Recipe().seed,
     images: Annotated[int, typer.Option(help="Images in the pretraining set.")] = Recipe().images,
     autoencoder_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = Recipe().autoencoder_steps,

@@ -1,4 +1,4 @@
-"""The tiny decoder of the toy world: `python -m toyworld.pretraining.tiny_decoder`.
+"""The tiny decoder of the toy world: `python -m benchmarks.pretraining.tiny_decoder`.
 
 It takes about a third of the seconds of the pipeline's own decoder and is trained to give the same images: of encoded
 scenes with noise, and of mixtures of two scenes, which look like completions of noisy points. It takes the
@@ -18,12 +18,11 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 
-from toyworld.pretraining import autoencoder
-from toyworld.pretraining.dataset import draw_examples
-from toyworld.pretraining.export import replacing
-from toyworld.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining import autoencoder
+from benchmarks.pretraining.dataset import draw_examples
+from benchmarks.pretraining.export import TOYWORLD, replacing
+from benchmarks.pretraining.training import learning_rate, run_stage
 
-HERE = Path(__file__).parents[1]
 BATCH = 64
 CHANNELS = 16
 BLOCKS = (1, 1, 1)
@@ -117,9 +116,9 @@ def distil(
 
 def main(
     work: Annotated[Path, typer.Option(help="Folder of the checkpoint.")] = Path("runs/tiny_decoder"),
-    pipeline: Annotated[Path, typer.Option(help="Folder of the pipeline whose decoder is the teacher.")] = HERE
+    pipeline: Annotated[Path, typer.Option(help="Folder of the pipeline whose decoder is the teacher.")] = TOYWORLD
     / "model",
-    folder: Annotated[Path, typer.Option(help="Folder of the tiny decoder.")] = HERE / "tiny_decoder",
+    folder: Annotated[Path, typer.Option(help="Folder of the tiny decoder.")] = TOYWORLD / "tiny_decoder",
     steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.", min=1)] = 2_500,
     scenes: Annotated[int, typer.Option(help="Scenes to draw.", min=256)] = 6_000,
     count: Annotated[int, typer.Option(help="Latents to draw from the scenes.", min=256)] = 10_000,

@@ -1,0 +1,134 @@
+"""Plain diffusers pipelines of every family, asked for what our sampler draws."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.utils import logging as diffusers_logging
+from torch import Tensor
+
+from flow.models.backbones.flux import pack, unpack
+from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+
+Guided = Callable[[Any, float, str, int], dict[str, Any]]
+"""From pipeline, weight w, negative prompt and number of prompts to the pipeline's arguments."""
+
+
+def klein_embeddings(pipeline: Any, text: str, tokens: int) -> Tensor:
+    """The text embeddings of a FLUX.2-klein pipeline."""
+    return pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0]
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a pipeline is asked for what ours computes."""
+
+    write: Callable[[Path], Path]
+    tokens: int
+    """Maximum tokens of a prompt. Of Qwen-Image's own template many stay in front of the prompt, since each letter is a
+    token."""
+    shape: tuple[int, int, int]
+    """Latents of an image of 16 x 16."""
+    guided: Guided
+    is_packed: bool = False
+
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+        """The pipeline of a folder."""
+        diffusers_logging.disable_progress_bar()
+        loaded = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype)
+        loaded.set_progress_bar_config(disable=True)
+        return frozen(loaded)
+
+    def draw(
+        self,
+        pipeline: Any,
+        initial: Tensor,
+        prompts: Sequence[str],
+        *,
+        steps: int,
+        guidance: float,
+        negative: str,
+        height: int,
+        width: int,
+        output: str = "latent",
+        **more: Any,
+    ) -> tuple[list[Tensor], Any]:
+        """The pipeline's latents after each step, as ours are [B, C, h, w], and its images.
+
+        Args:
+            pipeline: from `load`.
+            initial: latents to start from, one for each prompt.
+            prompts: the prompts; a single one is drawn as often as there are latents.
+            steps: number of steps.
+            guidance: weight w of guidance; 1 for none.
+            negative: the negative prompt.
+            height: of the image in pixels.
+            width: of the image in pixels.
+            output: `output_type` of the pipeline.
+            more: further arguments of the pipeline.
+        """
+        seen: list[Tensor] = []
+        rows, columns = initial.shape[2:]
+
+        def watch(_: Any, step: int, timestep: Any, held: dict[str, Tensor]) -> dict[str, Tensor]:
+            latents = held["latents"].clone()
+            if self.is_packed:
+                latents = unpack(latents, height=rows, width=columns)
+            elif latents.ndim == 3:
+                latents = latents.transpose(1, 2).unflatten(2, (rows, columns))
+            seen.append(latents)
+            return held
+
+        images = pipeline(
+            prompt=list(prompts),
+            num_inference_steps=steps,
+            num_images_per_prompt=len(initial) // len(prompts),
+            latents=pack(initial) if self.is_packed else initial,
+            height=height,
+            width=width,
+            output_type=output,
+            max_sequence_length=self.tokens,
+            callback_on_step_end=watch,
+            **self.guided(pipeline, guidance, negative, len(prompts)),
+            **more,
+        ).images
+        return seen, images
+
+
+def _true_cfg(pipeline: Any, w: float, negative: str, prompts: int) -> dict[str, Any]:
+    return {"true_cfg_scale": w, "negative_prompt": [negative] * prompts}
+
+
+SIDES = {
+    "sd35": Side(
+        write=write_sd35,
+        tokens=6,
+        shape=(4, 8, 8),
+        guided=lambda pipeline, w, negative, prompts: {"guidance_scale": w, "negative_prompt": [negative] * prompts},
+    ),
+    "flux": Side(write=write_flux, tokens=6, shape=(4, 8, 8), guided=_true_cfg, is_packed=True),
+    "flux2_klein": Side(
+        write=write_flux2_klein,
+        tokens=80,
+        shape=(16, 4, 4),
+        guided=lambda pipeline, w, negative, prompts: {
+            "guidance_scale": w,
+            "negative_prompt_embeds": klein_embeddings(pipeline, negative, 80).repeat(prompts, 1, 1),
+        },
+    ),
+    "qwen_image": Side(write=write_qwen_image, tokens=240, shape=(4, 8, 8), guided=_true_cfg, is_packed=True),
+    "z_image": Side(
+        write=write_z_image,
+        tokens=80,
+        shape=(4, 8, 8),
+        guided=lambda pipeline, w, negative, prompts: {
+            "guidance_scale": w - 1,
+            "negative_prompt": [negative] * prompts,
+        },
+    ),
+}
+"""By family."""
