@@ -29,9 +29,9 @@ from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, M
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
 from flow.device import computing_facts, library_facts, take_device
-from learner.update.lanes import Gradient, Seat, added
-from learner.update.learner import Findings, Finished, Learner
-from learner.update.workers import FindingsHandle, GradientHandle, GroupsHandle, update
+from learner.update.lanes import Seat
+from learner.update.learner import Learner
+from learner.update.workers import P, Result, Work, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
@@ -62,61 +62,14 @@ class LearnerWorker(Alive):
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
         return computing_facts(device)
 
-    def take_seat(self, seat: Seat) -> None:
-        """Take over the lanes of this seat."""
-        self._learner.take_seat(seat)
-
-    def begin(self) -> None:
-        """Begin the update of an iteration."""
-        self._fetched = 0
-        self._learner.begin()
-
-    def feed(self, groups: Sequence[ScoredGroup]) -> None:
-        """Take the next groups of the iteration; their trajectories stay where they are."""
-        self._learner.feed(groups)
-
-    def train(self, first: int, count: int, epoch: int) -> None:
-        """Fetch this worker's shards, one ahead, and add their gradients to its lanes."""
-        self._learner.train(first, count, epoch=epoch)
+    def call(self, method: str, *args: Any, **named: Any) -> Any:
+        """Run a method of the learner and return its result."""
+        return getattr(self._learner, method)(*args, **named)
 
     @ray.method(num_returns=2)
-    def lane_sum(self) -> tuple[None, Gradient]:
-        """Add up the worker's lanes; the sum stays in the object store."""
-        return None, self._learner.lane_sum()
-
-    @ray.method(num_returns=2)
-    def added(self, one: Gradient, other: Gradient) -> tuple[None, Gradient]:
-        """Add two gradients; the sum stays in the object store."""
-        return None, added(one, other)
-
-    def step(self, gradient: Gradient, first: int, epoch: int) -> None:
-        """Take an optimizer step."""
-        self._learner.step(gradient, first=first, epoch=epoch)
-
-    @ray.method(num_returns=2)
-    def findings(self) -> tuple[int, Findings]:
-        """Return the bytes that this update fetched, and its results."""
-        return self._fetched, self._learner.findings()
-
-    def finish(self, *findings: Findings) -> Finished:
-        """End the update with the findings of all workers."""
-        return self._learner.finish(findings)
-
-    def adapter(self) -> Adapter:
-        """Copy the adapter that rolls out next."""
-        return self._learner.adapter()
-
-    def credit(self, group: int) -> Credit:
-        """Return the credit of one group of the newest update."""
-        return self._learner.credit(group)
-
-    def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
-        return self._learner.state()
-
-    def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
-        self._learner.restore(state)
+    def keep(self, method: str, *args: Any, **named: Any) -> tuple[int, Any]:
+        """Run a method of the learner. Return the bytes of trajectories that were fetched so far, and the result."""
+        return self._fetched, self.call(method, *args, **named)
 
     def _fetch(self, handles: Sequence[Any]) -> Iterator[Rollout]:
         """Fetch trajectories in order; the next ones are fetched while the caller works on the current ones."""
@@ -126,13 +79,13 @@ class LearnerWorker(Alive):
             while coming:
                 rollout = cast(Rollout, coming.result())
                 coming = next(fetches, None)
-                arrays = (rollout.latents, rollout.log_probs, rollout.means, rollout.targets)
+                arrays = (rollout.latents, rollout.log_probs, rollout.means)
                 self._fetched += sum(array.nbytes for array in arrays if array is not None)
                 yield rollout
 
 
 class RemoteWorker:
-    """A `learner.update.workers.Worker` on Ray. Sums and findings are references into the object store."""
+    """A `learner.update.workers.Worker` on Ray. What it keeps are objects in Ray's store."""
 
     def __init__(self, config: RunConfig, member: Member) -> None:
         self.member = member
@@ -147,56 +100,36 @@ class RemoteWorker:
         self.has_failed = False
         self.busy_s = 0.0
         """Seconds in calls so far."""
-        self.reduction_s = 0.0
-        """Seconds in calls that added gradients."""
         self.fetched = 0
-        """Bytes of trajectories that the newest update fetched."""
+        """Bytes of trajectories fetched so far."""
 
-    async def begin(self) -> None:
-        """Begin the update of an iteration."""
-        await self.call(self.actor.begin.remote())
-
-    async def feed(self, groups: GroupsHandle) -> None:
-        """Take the next groups of the iteration."""
-        await self.call(self.actor.feed.remote(groups))
-
-    async def train(self, first: int, count: int, *, epoch: int) -> None:
-        """Add the gradients of this worker's shards to its lanes."""
-        await self.call(self.actor.train.remote(first, count, epoch))
-
-    async def lane_sum(self) -> GradientHandle:
-        """Add up this worker's lanes."""
-        done, gradient = self.actor.lane_sum.remote()
-        return await self._reduce(done, gradient)
-
-    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
-        """Add two gradients."""
-        done, gradient = self.actor.added.remote(one, other)
-        return await self._reduce(done, gradient)
-
-    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
-        """Take an optimizer step."""
-        await self.call(self.actor.step.remote(gradient, first, epoch))
-
-    async def findings(self) -> FindingsHandle:
-        """Return the results of the update on this worker's shards."""
-        fetched, findings = self.actor.findings.remote()
-        self.fetched = await self.call(fetched)
-        return cast(FindingsHandle, findings)
-
-    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
-        """End the update."""
-        return await self.call(self.actor.finish.remote(*findings))
-
-    async def call(self, reference: "ray.ObjectRef[Any]") -> Any:
-        """Wait for a call that counts as work.
+    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner and return its result.
 
         Raises:
             LearnerFailedError: the actor died, hangs, or did not answer in time.
         """
+        return await self._busy(self.actor.call.options(name=work.__name__).remote(work.__name__, *args, **named))
+
+    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner and return a reference to its result.
+
+        Raises:
+            LearnerFailedError: as in `call`.
+        """
+        fetched, kept = self.actor.keep.options(name=work.__name__).remote(work.__name__, *args, **named)
+        self.fetched = await self._busy(fetched)
+        return kept
+
+    async def ask(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Do as `call` does; the call does not count as work."""
+        return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
+
+    async def _busy(self, reference: "ray.ObjectRef[Any]") -> Any:
+        """Wait for a call that counts as work."""
         self.member.begin()
         try:
-            result = await self.answer(reference)
+            result = await self._answered(reference)
         except LearnerFailedError:
             raise
         except Exception:  # the actor answered with an error and can take the next call
@@ -205,8 +138,7 @@ class RemoteWorker:
         self.busy_s += self.member.end()
         return result
 
-    async def answer(self, reference: "ray.ObjectRef[Any]") -> Any:
-        """Wait for a call."""
+    async def _answered(self, reference: "ray.ObjectRef[Any]") -> Any:
         try:
             return await self._answer(reference)
         except ActorFailedError as error:
@@ -216,12 +148,6 @@ class RemoteWorker:
         """Note that the actor is dead or useless, and return the exception that says so."""
         self.has_failed = True
         return LearnerFailedError(f"learner worker {self.member.slot} failed: {error}")
-
-    async def _reduce(self, done: "ray.ObjectRef[Any]", gradient: Any) -> GradientHandle:
-        before = self.busy_s
-        await self.call(done)
-        self.reduction_s += self.busy_s - before
-        return cast(GradientHandle, gradient)
 
 
 class LearnerGroup:
@@ -299,7 +225,7 @@ class LearnerGroup:
         if self._make_room:
             await asyncio.wait(groups)
             await self._make_room()
-        began, before = time.monotonic(), [(worker.busy_s, worker.reduction_s) for worker in self._workers]
+        began, before = time.monotonic(), [(worker.busy_s, worker.fetched) for worker in self._workers]
         metrics = await update(self._config, self._workers, groups, share=_share)
         handles = [shard.rollout for group in groups for shard in group.result().shards]
         asyncio.get_running_loop().call_later(LINGER_S, handles.clear)
@@ -307,26 +233,22 @@ class LearnerGroup:
 
     async def adapter(self) -> Adapter:
         """Copy the current adapter."""
-        first = self._workers[0]
-        adapter: Adapter = await first.call(first.actor.adapter.remote())
+        adapter = await self._workers[0].call(Learner.adapter)
         for worker in self._workers:
             worker.member.hold(adapter)
         return adapter
 
     async def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update. The call does not count as work."""
-        first = self._workers[0]
-        return await first.answer(first.actor.credit.remote(group))
+        return await self._workers[0].ask(Learner.credit, group)
 
     async def state(self) -> LearnerState:
         """Copy everything that is needed to resume exactly."""
-        first = self._workers[0]
-        return await first.call(first.actor.state.remote())
+        return await self._workers[0].call(Learner.state)
 
     async def restore(self, state: LearnerState) -> None:
         """Resume from a saved state."""
-        held = ray.put(state)
-        await asyncio.gather(*_restoring(self._workers, held))
+        await asyncio.gather(*_restoring(self._workers, state))
 
     def scale(self, size: int) -> None:
         """Ask for another number of workers, without waiting for it.
@@ -466,8 +388,7 @@ class LearnerGroup:
         Returns:
             Whether all of them can join; if not, the update goes on with the old size.
         """
-        state = ray.put(await self.state())
-        results = await asyncio.gather(*_restoring(joining, state), return_exceptions=True)
+        results = await asyncio.gather(*_restoring(joining, await self.state()), return_exceptions=True)
         for worker, error in zip(joining, results, strict=True):
             if worker.has_failed:
                 log.warning("a further worker has failed before it joined (%s); another one starts", error)
@@ -482,29 +403,31 @@ class LearnerGroup:
 
     async def _assign_seats(self) -> None:
         count = len(self._workers)
-        calls = (worker.call(worker.actor.take_seat.remote(Seat(at, count))) for at, worker in enumerate(self._workers))
-        await asyncio.gather(*calls)
+        await asyncio.gather(
+            *(worker.call(Learner.take_seat, Seat(at, count)) for at, worker in enumerate(self._workers))
+        )
 
-    def _work(self, seconds: float, before: Sequence[tuple[float, float]]) -> Metrics:
+    def _work(self, seconds: float, before: Sequence[tuple[float, int]]) -> Metrics:
         """Compute how busy the workers were in an update that took `seconds`."""
         busy = [worker.busy_s - held for worker, (held, _) in zip(self._workers, before, strict=True)]
-        reduction = [worker.reduction_s - held for worker, (_, held) in zip(self._workers, before, strict=True)]
-        for worker, own in zip(self._workers, busy, strict=True):
+        fetched = [worker.fetched - held for worker, (_, held) in zip(self._workers, before, strict=True)]
+        for worker, own, size in zip(self._workers, busy, fetched, strict=True):
             worker.member.busy_share = round(min(1.0, own / seconds), 3)
-            worker.member.fetched_bytes = worker.fetched
+            worker.member.fetched_bytes = size
         return {
             "update/workers": float(len(self._workers)),
             "update/busy_share": sum(busy) / (seconds * len(busy)),
             "update/busy_share_min": min(busy) / seconds,
-            "update/fetched_mb": sum(worker.fetched for worker in self._workers) / 1e6,
-            "update/reduction_seconds": max(reduction),
+            "update/fetched_mb": sum(fetched) / 1e6,
         }
 
 
-def _share(groups: Sequence[ScoredGroup]) -> GroupsHandle:
+def _share(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
     """Put the groups into the object store once, whatever the number of workers."""
-    return cast(GroupsHandle, ray.put(groups))
+    return cast(Sequence[ScoredGroup], ray.put(groups))
 
 
-def _restoring(workers: Sequence[RemoteWorker], state: "ray.ObjectRef[Any]") -> list[Coroutine[Any, Any, None]]:
-    return [worker.call(worker.actor.restore.remote(state)) for worker in workers]
+def _restoring(workers: Sequence[RemoteWorker], state: LearnerState) -> list[Coroutine[Any, Any, None]]:
+    """Put the state into the object store once, whatever the number of workers."""
+    held = cast(LearnerState, ray.put(state))
+    return [worker.call(Learner.restore, held) for worker in workers]

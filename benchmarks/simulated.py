@@ -23,7 +23,7 @@ from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from flow.device import library_facts
 from learner.update.lanes import Gradient, Seat, added
-from learner.update.learner import Findings, Finished
+from learner.update.update import Findings, Finished
 from protocol.config.run import RunConfig
 from protocol.messages import (
     Adapter,
@@ -156,7 +156,7 @@ class Host:
         """Take the groups of an iteration."""
         self._groups[seat] = groups
 
-    async def train(self, seat: int, first: int, count: int, epoch: int) -> None:
+    async def train(self, seat: int, first: int, count: int, *, epoch: int) -> None:
         """Fetch the trajectories of the worker's own lanes and take the time of their micro-batches."""
         del epoch
         shards = [shard for group in self._groups[seat][first : first + count] for shard in group.shards]
@@ -168,22 +168,31 @@ class Host:
                 self._fetched[seat] += rollout.latents.nbytes
                 await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
 
-    async def lane_sum(self, seat: int) -> tuple[None, Gradient]:
+    async def lane_sum(self, seat: int) -> Gradient:
         """Return a gradient of the adapter's size."""
         del seat
-        return None, self._gradient
+        return self._gradient
 
-    async def added(self, seat: int, one: Gradient, other: Gradient) -> tuple[None, Gradient]:
+    async def added(self, seat: int, one: Gradient, other: Gradient) -> Gradient:
         """Add two gradients."""
         del seat
-        return None, added(one, other)
+        return added(one, other)
 
-    async def step(self, seat: int, gradient: Gradient, first: int, epoch: int) -> None:
+    async def step(self, seat: int, gradient: Gradient, *, first: int, epoch: int) -> None:
         """Take an optimizer step."""
 
-    async def findings(self, seat: int) -> tuple[int, Findings]:
-        """Return the bytes that were fetched so far; there is nothing else to tell."""
-        return self._fetched[seat], Findings(pieces=(), probed={})
+    async def findings(self, seat: int) -> Findings:
+        """Return nothing: the loss of simulated work is not known."""
+        del seat
+        return Findings(pieces=(), probed={})
+
+    async def call(self, seat: int, method: str, *args: Any, **named: Any) -> Any:
+        """Run a method of a learner worker."""
+        return await getattr(self, method)(seat, *args, **named)
+
+    async def keep(self, seat: int, method: str, *args: Any, **named: Any) -> tuple[int, Any]:
+        """Run a method of a learner worker; return the bytes fetched so far, and the result."""
+        return self._fetched[seat], await self.call(seat, method, *args, **named)
 
     async def finish(self, seat: int, *findings: Findings) -> Finished:
         """End the update."""
@@ -211,7 +220,7 @@ class Host:
             return Scores(values=values, valid=np.ones(count, bool), reasons=("",) * count)
 
 
-RETURNS = {"rollout": 3, "lane_sum": 2, "added": 2, "findings": 2}
+RETURNS = {"rollout": 3, "keep": 2}
 
 
 class Chair:
@@ -232,10 +241,14 @@ class SeatMethod:
     name: str
     seat: int
 
-    def remote(self, *args: Any) -> Any:
+    def options(self, **_: Any) -> "SeatMethod":
+        """Ignore the name of the task."""
+        return self
+
+    def remote(self, *args: Any, **named: Any) -> Any:
         """Call it on the process of the seat."""
         method = getattr(self.host, self.name)
-        return method.options(num_returns=RETURNS.get(self.name, 1)).remote(self.seat, *args)
+        return method.options(num_returns=RETURNS.get(self.name, 1)).remote(self.seat, *args, **named)
 
 
 class Seats:

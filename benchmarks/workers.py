@@ -167,7 +167,7 @@ def cells() -> dict[str, tuple[tuple[str, ...], Sequence[Way]]]:
         listed[method] = (keys, [*every, BUNDLES] if is_forward else [LOCAL, *SIZES])
         if is_forward:
             listed[f"{method}, max_lag=1"] = ((*keys, "group.max_lag=1"), [LOCAL, *SIZES])
-    for objective in ("guarded", "masked", "distillation"):
+    for objective in ("guarded", "masked"):
         listed[f"objective {objective}"] = ((*FEW, f"learner.objective={objective}"), [LOCAL, *SIZES])
     listed["two epochs, a KL term, a running mean"] = (
         (*FEW, "learner.epochs=2", "learner.kl.weight=0.1", "learner.average={decay: 0.9, every: 1}"),

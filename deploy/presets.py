@@ -11,9 +11,11 @@ It then holds only the differences. A method that it names replaces the methods 
 
 A reward is removed with null: `rewards.pickscore=null`.
 
-A method is a published algorithm that can be applied to any preset. Its file has three keys: `about` is a sentence with
-its source; `identity` holds the keys that define the method, which override a preset; `settings` is the scale at which
-its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not set.
+A method is a published algorithm that can be applied to any preset. Its file says what it changes: `about` is a
+sentence with its source; `identity` holds the keys that define the method, which override a preset; `settings` is the
+scale at which its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not
+set. What it does not say is that of the method named by its `base`, or of `methods/base.yaml`, which lists what every
+method decides.
 """
 
 import os
@@ -42,7 +44,7 @@ def preset_names() -> list[str]:
 
 def method_names() -> list[str]:
     """Return the names of the methods in this package."""
-    return sorted(path.stem for path in METHODS.glob("*.yaml"))
+    return sorted(path.stem for path in METHODS.glob("*.yaml") if path.stem != BASE)
 
 
 def find_preset(preset: str | Path) -> Path:
@@ -195,7 +197,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def read_method(name: object) -> dict[str, Any]:
-    """Return a method's `about`, `identity` and `settings`.
+    """Return a method's `about`, and its `identity` and `settings` over those of its base.
 
     Raises:
         ConfigError: there is no method of this name.
@@ -206,7 +208,10 @@ def read_method(name: object) -> dict[str, Any]:
                 f"method must be a name, got the file {name}: give a file with `method: NAME` as the preset"
             )
         raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
-    return yaml.safe_load((METHODS / f"{name}.yaml").read_text(encoding="utf-8"))
+    own = read_tree(METHODS / f"{name}.yaml")
+    under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
+    parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}
+    return {"about": own["about"], **parts}
 
 
 def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

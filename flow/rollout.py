@@ -182,6 +182,34 @@ def trajectory(
         latents, k = following, k + span
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """The trajectories of a shard of N members."""
+
+    conditioning: tuple[Conditioning, ...]
+    chosen: tuple[int, ...]
+    """The trained steps k, ascending."""
+    initial: Float[Tensor, "R C H W"]
+    steps: list[Step]
+    final: Float[Tensor, "N C H W"]
+    """Clean latents of the finished images."""
+    stochastic: list[Step]
+    """The trained steps, as far as the kernel has noise."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The images of a shard, still as clean latents."""
+
+    clean: Float[Tensor, "I C H W"]
+    index: Int[Tensor, "N P"]
+    """The image of each member's points, as in `Rollout.image_index`."""
+    points: int = 0
+    """How many images, the first ones, complete a point."""
+    further: Int[Tensor, "N E"] | None = None
+    """The image of each member's further granularities."""
+
+
 @torch.inference_mode()
 def rollout_shard(
     policy: FlowPolicy, request: ShardRequest, config: RunConfig, meter: Meter | None = None
@@ -205,10 +233,37 @@ def rollout_shard(
     Raises:
         NonFiniteError: the model produced NaN or infinity.
     """
-    meter = meter or Meter()
+    meter, begun = meter or Meter(), policy.evaluations
+    with meter.timed("sampling"):
+        sampled = _sampled(policy, request, config)
+    main = policy.evaluations - begun
+    completed = _finished(sampled)
+    if config.scores_points or config.sampling.granularities[1:]:
+        with meter.timed("completing"):
+            complete_images = _points if config.scores_points else _granularities
+            completed = complete_images(policy, request, config, sampled)
+    meter.count("main_evaluations", main)
+    meter.count("completion_evaluations", policy.evaluations - begun - main)
+    rollout = _packed(policy, request, config, sampled, completed)
+    repeated = policy.backbone.decoded_again
+    with meter.timed("decoding"):
+        images = policy.backbone.decode(completed.clean, points=completed.points)
+        if sampled.stochastic and config.records(
+            iteration=request.iteration, group=request.group, first_member=request.first_member
+        ):
+            previews = _previews(policy, sampled.stochastic, request.members, config.status.trajectories)
+            rollout = replace(rollout, previews=previews)
+    if again := policy.backbone.decoded_again - repeated:
+        meter.count("images_decoded_again", again)
+    meter.count("images", len(images))
+    meter.count("images_mb", images.nbytes / 1e6)
+    return rollout, images
+
+
+def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sampled:
+    """Take the steps of a shard's trajectories; the first phase of a rollout."""
     members = range(request.first_member, request.first_member + request.members)
     device = next(policy.backbone.transformer.parameters()).device
-    shape = policy.backbone.latent_shape
 
     def noise(step: int, of: range | list[int] = members) -> Float[Tensor, "N C H W"]:
         return trajectory_noise(
@@ -217,76 +272,122 @@ def rollout_shard(
             group=request.group,
             members=of,
             step=step,
-            shape=shape,
+            shape=policy.backbone.latent_shape,
         ).to(device)
 
-    shared = config.sampling.shared_noise
-    initial = noise(INITIAL, [SHARED]) if shared else noise(INITIAL)
-    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
-    shard = request.first_member // request.members
-    chosen = policy.steps_of(seed=config.seed, iteration=request.iteration, group=request.group, shard=shard)
-    has_noise = config.sampling.kernel != "ode"
-    explored = chosen if has_noise else ()
+    chosen = policy.steps_of(
+        seed=config.seed,
+        iteration=request.iteration,
+        group=request.group,
+        shard=request.first_member // request.members,
+    )
+    explored = chosen if config.sampling.kernel != "ode" else ()
     strides = policy.strides(explored)
-    begun = policy.evaluations
-
-    def branches(step: int) -> Float[Tensor, "N C H W"]:
-        return noise(step, members[:: strides.get(step, 1)])
-
+    initial = noise(INITIAL, [SHARED]) if config.sampling.shared_noise else noise(INITIAL)
+    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
     until = chosen[-1] + policy.span(chosen[-1]) if config.sampling.has_tail else policy.total_steps
-    with meter.timed("sampling"):
-        steps = list(
-            trajectory(
-                policy, initial=initial, conditioning=conditioning, noise=branches, stochastic=explored, until=until
-            )
+    steps = list(
+        trajectory(
+            policy,
+            initial=initial,
+            conditioning=conditioning,
+            noise=lambda step: noise(step, members[:: strides.get(step, 1)]),
+            stochastic=explored,
+            until=until,
         )
-        final = _tail(policy, until, steps[-1].next_latents, conditioning, config.sampling.tail)
-    meter.count("main_evaluations", policy.evaluations - begun)
+    )
+    final = _tail(policy, until, steps[-1].next_latents, conditioning, config.sampling.tail)
     _require_finite(final, f"latents of group {request.group} in iteration {request.iteration}")
+    return Sampled(
+        conditioning=conditioning,
+        chosen=chosen,
+        initial=initial,
+        steps=steps,
+        final=final,
+        stochastic=[step for step in steps if step.k in explored],
+    )
+
+
+def _finished(sampled: Sampled) -> Completed:
+    """Score the finished images only."""
+    return Completed(clean=sampled.final, index=torch.arange(len(sampled.final)).unsqueeze(1))
+
+
+def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sampled: Sampled) -> Completed:
+    """Complete the points of the stochastic steps in one batch; the images are theirs, then the finished ones."""
+    members, shared = len(sampled.final), config.sampling.shared_noise
+    # The group's first shard completes the point that all members share; with window `branch` each shard has its own.
+    is_elsewhere = shared and request.first_member > 0 and config.sampling.window.rule != "branch"
+    first_rows = 0 if is_elsewhere else 1 if shared else members
+    rows = [first_rows] + [
+        0 if number % config.completion.every else members for number in range(1, len(sampled.stochastic))
+    ]
+    own = torch.arange(members)
+    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    # Images lie one point after the other: those of point `number` begin where the rows of the points before it end.
+    ends = [*accumulate(rows)]
+    later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
+    index = torch.stack([first, *later, ends[-1] + own], dim=1)
+    if not sum(rows):
+        return Completed(clean=sampled.final, index=index)
+    # Before a shared point all members are in one state, so its first row stands for them.
+    begins = [(step, count) for step, count in zip(sampled.stochastic, rows, strict=True) if count]
+    completed = complete(
+        latents=torch.cat([step.latents[:count] for step, count in begins]),
+        first_velocity=torch.cat([step.velocity[:count] for step, count in begins]),
+        grid=stack_grids(
+            [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step, _ in begins],
+            [count for _, count in begins],
+        ).to(sampled.final.device),
+        velocity=lambda latents, sigma: policy.velocity(latents, sigma, sampled.conditioning),
+        solver=config.completion.solver,
+    )
+    return Completed(clean=torch.cat([completed, sampled.final]), index=index, points=len(completed))
+
+
+def _granularities(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sampled: Sampled) -> Completed:  # noqa: ARG001
+    """Integrate from the step after the last stochastic one, all members for each further granularity."""
+    granularities = config.sampling.granularities[1:]
+    after = next(step for step in sampled.steps if step.k > sampled.stochastic[-1].k)
+    grids = [granular_grid(policy.sigmas, k=after.k, granularity=each) for each in granularities]
+    completed = complete(
+        latents=after.latents.repeat(len(granularities), 1, 1, 1),
+        first_velocity=after.velocity.repeat(len(granularities), 1, 1, 1),
+        grid=stack_grids(grids, [len(after.latents)] * len(granularities)).to(sampled.final.device),
+        velocity=lambda latents, sigma: policy.velocity(latents, sigma, sampled.conditioning),
+    )
+    clean = torch.cat([sampled.final, completed])
+    further = torch.arange(len(sampled.final), len(clean)).view(len(granularities), -1).T
+    return replace(_finished(sampled), clean=clean, further=further)
+
+
+def _packed(
+    policy: FlowPolicy, request: ShardRequest, config: RunConfig, sampled: Sampled, completed: Completed
+) -> Rollout:
+    """Copy what the learner needs to the host; the last phase of a rollout."""
 
     def by_member(columns: Iterable[Float[Tensor, "R ..."]]) -> np.ndarray:
-        return torch.stack([_of_members(rows, len(members)) for rows in columns], dim=1).cpu().numpy()
+        return torch.stack([_of_members(rows, request.members) for rows in columns], dim=1).cpu().numpy()
 
     def log_probs(step: Step) -> Float[Tensor, " R"]:
-        alike = policy.alike(step.k, explored, len(step.latents))
+        alike = policy.alike(step.k, sampled.chosen, len(step.latents))
         return policy.log_prob(step.transition, step.next_latents, alike=alike)
 
-    stochastic = [step for step in steps if step.k in explored]
-    clean, index, points = final, torch.arange(len(members)).unsqueeze(1), 0
-    begun = policy.evaluations
-    if config.scores_points:
-        with meter.timed("completing"):
-            clean, index = _points(policy, stochastic, final, conditioning, config, is_first=not request.first_member)
-            points = len(clean) - len(final)
-    further = None
-    if granularities := config.sampling.granularities[1:]:
-        with meter.timed("completing"):
-            after = next(step for step in steps if step.k > stochastic[-1].k)
-            clean = torch.cat([final, _granular(policy, after, granularities, conditioning)])
-            further = torch.arange(len(final), len(clean)).view(len(granularities), -1).T
-    meter.count("completion_evaluations", policy.evaluations - begun)
-    objective = config.learner.objective
-    visited = (step.next_latents for step in steps for _ in range(step.span))
-    states = (initial, *visited, *[final] * (policy.total_steps - until)) if has_noise else (final,)
-    rollout = Rollout(
+    final, stochastic = sampled.final, sampled.stochastic
+    visited = [step.next_latents for step in sampled.steps for _ in range(step.span)]
+    # Points that a tail skips hold the clean latents; a kernel without noise trains on these alone.
+    skipped = [final] * (policy.total_steps - len(visited))
+    return Rollout(
         request=request,
-        steps=chosen,
-        latents=by_member(states),
-        log_probs=by_member(map(log_probs, stochastic)) if has_noise else None,
-        image_index=index.numpy(),
-        further_index=None if further is None else further.numpy(),
-        means=by_member(step.transition.mean for step in stochastic) if objective in ("guarded", "masked") else None,
-        targets=by_member(_targets(clean, index, final)) if objective == "distillation" else None,
+        steps=sampled.chosen,
+        latents=by_member([sampled.initial, *visited, *skipped] if stochastic else [final]),
+        log_probs=by_member(map(log_probs, stochastic)) if stochastic else None,
+        image_index=completed.index.numpy(),
+        further_index=None if completed.further is None else completed.further.numpy(),
+        means=by_member(step.transition.mean for step in stochastic)
+        if config.learner.objective in ("guarded", "masked")
+        else None,
     )
-    with meter.timed("decoding"):
-        images = policy.backbone.decode(clean, points=points)
-        if has_noise and config.records(
-            iteration=request.iteration, group=request.group, first_member=request.first_member
-        ):
-            rollout = replace(rollout, previews=_previews(policy, stochastic, len(members), config.status.trajectories))
-    meter.count("images", len(images))
-    meter.count("images_mb", images.nbytes / 1e6)
-    return rollout, images
 
 
 @torch.inference_mode()
@@ -327,43 +428,6 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
     return policy.backbone.decode(latents)
 
 
-def _points(
-    policy: FlowPolicy,
-    stochastic: list[Step],
-    final: Float[Tensor, "N C H W"],
-    conditioning: tuple[Conditioning, ...],
-    config: RunConfig,
-    *,
-    is_first: bool,
-) -> tuple[Float[Tensor, "B C H W"], Int[Tensor, "N P"]]:
-    """Complete the points. Return their clean latents, then those of the finished images; and the points' image index.
-
-    Args:
-        is_first: whether this is the group's first shard, which completes the point that all members share.
-    """
-    members, shared = len(final), config.sampling.shared_noise
-    is_elsewhere = shared and not is_first and config.sampling.window.rule != "branch"
-    first_rows = 0 if is_elsewhere else 1 if shared else members
-    every = config.completion.every
-    rows = [first_rows] + [0 if number % every else members for number in range(1, len(stochastic))]
-    own = torch.arange(members)
-    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    ends = [*accumulate(rows)]
-    later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
-    index = torch.stack([first, *later, ends[-1] + own], dim=1)
-    if not sum(rows):
-        return final, index
-    grids = [substep_grid(config.completion, sigmas=policy.sigmas, k=step.k) for step in stochastic]
-    completed = complete(
-        latents=torch.cat([step.latents[:count] for step, count in zip(stochastic, rows, strict=True)]),
-        first_velocity=torch.cat([step.velocity[:count] for step, count in zip(stochastic, rows, strict=True)]),
-        grid=stack_grids(grids, rows).to(final.device),
-        velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
-        solver=config.completion.solver,
-    )
-    return torch.cat([completed, final]), index
-
-
 def _tail(
     policy: FlowPolicy,
     k: int,
@@ -382,27 +446,6 @@ def _tail(
         velocity=lambda x, sigma: policy.velocity(x, sigma, conditioning),
         solver=tail.solver,
     )
-
-
-def _granular(
-    policy: FlowPolicy, after: Step, granularities: Sequence[int], conditioning: tuple[Conditioning, ...]
-) -> Float[Tensor, "B C H W"]:
-    """Integrate from the step after the last stochastic one to clean latents, all members for each granularity."""
-    count = len(granularities)
-    grids = [granular_grid(policy.sigmas, k=after.k, granularity=each) for each in granularities]
-    return complete(
-        latents=after.latents.repeat(count, 1, 1, 1),
-        first_velocity=after.velocity.repeat(count, 1, 1, 1),
-        grid=stack_grids(grids, [len(after.latents)] * count).to(after.latents.device),
-        velocity=lambda latents, sigma: policy.velocity(latents, sigma, conditioning),
-    )
-
-
-def _targets(
-    clean: Float[Tensor, "B C H W"], index: Int[Tensor, "N P"], final: Float[Tensor, "N C H W"]
-) -> list[Float[Tensor, "N C H W"]]:
-    """Return the clean latents after each stochastic step: the completion of the next point, or the finished ones."""
-    return [clean[rows] for rows in index[:, 1:-1].unbind(1)] + [final]
 
 
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
@@ -429,7 +472,7 @@ def _previews(
         policy: gives the sigmas and the decoder.
         stochastic: the stochastic steps, with rows for members or branches.
         members: N, members of the shard.
-        most: decode those of so many members only.
+        most: decode at most this many members.
 
     Returns:
         Small images; None if the VAE overflows, for an image that nobody scores must not end a run.

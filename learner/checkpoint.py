@@ -141,7 +141,6 @@ def read_checkpoint(folder: Path) -> LearnerState:
         facts = json.loads((folder / STATE).read_text(encoding="utf-8"))
         optimizer = load_file(folder / OPTIMIZER)
         iteration, digest, baseline = int(facts["iteration"]), facts["digest"], tuple(facts.get("baseline", ()))
-        slopes = tuple(facts.get("slopes", ()))
         broken = {name: int(times) for name, times in facts.get("broken", {}).items()}
         recent = {int(version): digest for version, digest in facts.get("recent", {}).items()}
         older = load_file(folder / RECENT) if RECENT in manifest else {}
@@ -155,7 +154,6 @@ def read_checkpoint(folder: Path) -> LearnerState:
         adapter=adapter,
         optimizer=optimizer,
         baseline=baseline,
-        slopes=slopes,
         recent=_recent(folder, recent, older),
         broken=broken,
         **{name: read_lora(folder / name, version=iteration) for name, file in MEANS.items() if file in manifest},
@@ -222,7 +220,6 @@ def _write(partial: Path, state: LearnerState, config: LoraConfig, facts: Mappin
         "iteration": state.iteration,
         "digest": state.adapter.digest,
         "baseline": state.baseline,
-        "slopes": state.slopes,
         "broken": dict(state.broken),
         "recent": {str(adapter.version): adapter.digest for adapter in state.recent},
     }

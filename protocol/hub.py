@@ -47,6 +47,15 @@ def hub_answers(endpoint: str) -> bool:
     return heard.is_set()
 
 
+def cached_on_hub(repo: str) -> Path | None:
+    """Return the folder of a repository in the hub's cache, which may hold a part of its files; None without one."""
+    from huggingface_hub import errors, snapshot_download
+
+    with suppress(errors.LocalEntryNotFoundError):
+        return Path(snapshot_download(repo, local_files_only=True))
+    return None
+
+
 def require_on_hub(repo: str, patterns: Sequence[str], *, what: str, error: type[InputError]) -> None:
     """Check that the cache holds files of a repository, or that the hub has the repository; download nothing.
 
@@ -59,12 +68,11 @@ def require_on_hub(repo: str, patterns: Sequence[str], *, what: str, error: type
     Raises:
         InputError: of the type `error`: neither the cache nor the hub has it.
     """
-    from huggingface_hub import HfApi, constants, errors, snapshot_download
+    from huggingface_hub import HfApi, constants, errors
 
-    with suppress(errors.LocalEntryNotFoundError):
-        folder = Path(snapshot_download(repo, local_files_only=True))
-        if any(any(folder.glob(pattern)) for pattern in patterns):
-            return
+    folder = cached_on_hub(repo)
+    if folder and any(any(folder.glob(pattern)) for pattern in patterns):
+        return
     stay_offline_if_unreachable()
     with explained(what, repo, error=error, remedy="name a folder that holds it"):
         if constants.HF_HUB_OFFLINE:

@@ -1,10 +1,12 @@
-"""Find a class by `package.module:Class` or `folder/file.py:Class`, as a config names scorers and trackers."""
+"""Find a class or function by `package.module:Name` or `folder/file.py:Name`: a scorer, a tracker, a credit rule."""
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from flowcredit.start import PACKAGES
 from protocol.errors import ConfigError, named_line, suggest
@@ -18,26 +20,35 @@ def find_class(path: str) -> type:
         ConfigError: the path is malformed, its module, file or class does not exist, or the file cannot be run.
         ImportError: the module needs a library that is not installed.
     """
+    return _find(path, "class", lambda value: isinstance(value, type))
+
+
+def find_function(path: str) -> Callable[..., Any]:
+    """Import the function at `path`; the rest is as for `find_class`."""
+    return _find(path, "function", lambda value: callable(value) and not isinstance(value, type))
+
+
+def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     file = file_of(path)
-    source, _, class_name = path.rpartition(":")
-    module = _load(file) if file else _import(source, path, class_name)
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-        what = "has no" if found is None else f"has a {type(found).__name__}, not a class, named"
+    source, _, name = path.rpartition(":")
+    module = _load(file) if file else _import(source, path, name)
+    found = getattr(module, name, None)
+    if not fits(found):
+        known = [each for each, value in vars(module).items() if fits(value)]
+        what = "has no" if found is None else f"has a {type(found).__name__}, not a {kind}, named"
         where = f"file {file}" if file else f"module {source!r}"
-        raise ConfigError(f"{where} {what} {class_name!r}: {suggest(class_name, classes)}")
+        raise ConfigError(f"{where} {what} {name!r}: {suggest(name, known)}")
     return found
 
 
 def file_of(path: str) -> Path | None:
-    """Return the absolute path of the file that `folder/file.py:Class` names; None for another form."""
-    source, _, class_name = path.rpartition(":")
-    return resolve(source).absolute() if source.endswith(".py") and class_name.isidentifier() else None
+    """Return the absolute path of the file that `folder/file.py:Name` names; None for another form."""
+    source, _, name = path.rpartition(":")
+    return resolve(source).absolute() if source.endswith(".py") and name.isidentifier() else None
 
 
 def foreign_file(path: str) -> str | None:
-    """Return the file of a class that is not flowcredit's own, as its frames name it; None before it is imported."""
+    """Return the file of a path that is not flowcredit's own, as its frames name it; None before it is imported."""
     file = file_of(path)
     return str(file) if file else foreign_module(path.partition(":")[0])
 
@@ -73,9 +84,9 @@ def _load(file: Path) -> ModuleType:
     return module
 
 
-def _import(module_name: str, path: str, class_name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise ConfigError(f"an import path must read package.module:Class or folder/file.py:Class, got {path!r}")
+def _import(module_name: str, path: str, name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise ConfigError(f"an import path must read package.module:Name or folder/file.py:Name, got {path!r}")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -85,5 +96,5 @@ def _import(module_name: str, path: str, class_name: str) -> ModuleType:
         remedy = "check its spelling, the working folder and PYTHONPATH"
         if package in PACKAGES:
             file = "/".join([package, *inner])
-            remedy = f"`{package}` is flowcredit's own package; name your file by its path, ./{file}.py:{class_name}"
+            remedy = f"`{package}` is flowcredit's own package; name your file by its path, ./{file}.py:{name}"
         raise ConfigError(f"module {error.name!r} of {path!r} does not exist: {remedy}") from None

@@ -127,8 +127,6 @@ class Rollout:
     """int64 [N, E]: index of the images in which the trajectory ends at its further granularities; None for E = 0."""
     means: np.ndarray | None = None
     """float32 [N, S, C, H, W]: means of the stochastic steps, for objectives that compare means."""
-    targets: np.ndarray | None = None
-    """float32 [N, S, C, H, W]: clean latents after each stochastic step, for objectives that regress on them."""
     previews: np.ndarray | None = None
     """uint8 [M, S, h, w, 3]: Tweedie's estimates before the stochastic steps of the first M members, to be shown and
     not scored; None in a shard that is not recorded, and where no step has noise."""
@@ -138,9 +136,8 @@ class Rollout:
         shape = self.latents.shape
         _require(len(shape) == 5, f"latents must be [N, T+1, C, H, W], got {list(shape)}")
         _require(shape[0] == members, f"latents of {shape[0]} members, request of {members}")
-        for name, extra in (("means", self.means), ("targets", self.targets)):
-            wanted = (members, len(self.steps), *shape[2:])
-            _require(extra is None or extra.shape == wanted, f"{name} must be {list(wanted)}")
+        wanted = (members, len(self.steps), *shape[2:])
+        _require(self.means is None or self.means.shape == wanted, f"means must be {list(wanted)}")
         if self.log_probs is None:
             _require(shape[1] == 1, f"latents without log_probs must be the clean ones only, got {shape[1]} points")
         else:
@@ -310,8 +307,6 @@ class LearnerState:
     """The adapter of the KL's reference, if it moves."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None for a step without one; empty unless the normalisation keeps means."""
-    slopes: tuple[float | None, ...] = ()
-    """Running slope of each point, None for a point without one; empty unless slopes are pooled."""
     recent: tuple[Adapter, ...] = ()
     """Earlier adapters that groups in flight need, oldest first, at most `max_lag`. The loop adds and reads them."""
     broken: Mapping[str, int] = field(default_factory=dict)

@@ -5,17 +5,20 @@ model = load_pretrained(CLIPModel.from_pretrained, "openai/clip-vit-large-patch1
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from protocol.errors import ConfigError, ScorerError, one_line
-from protocol.hub import is_hub_id, require_on_hub
+from protocol.hub import cached_on_hub, is_hub_id, require_on_hub
+from protocol.pretrained import load_tokenizer, load_whole, loaded, require_plain_weights
 from protocol.resources import SCHEME, resolve
 
 Loaded = TypeVar("Loaded")
 
 
 def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) -> Loaded:
-    """Call `load(source, **options)` without progress bars.
+    """Call `load(source, **options)` without progress bars; a model is whole, a tokenizer has its vocabulary.
 
     Args:
         load: a function such as `CLIPModel.from_pretrained`.
@@ -26,17 +29,43 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         The result of `load`.
 
     Raises:
-        ScorerError: the weights do not exist or cannot be read.
+        ScorerError: they do not exist or cannot be read, or the tensors are not those of the model
+            (`protocol.pretrained.require_tensors`).
     """
+    what, remedy = f"weights {source!r}", "give a folder, or download them first"
     try:
         path = str(resolve(source)) if source.startswith((SCHEME, "~")) else source
-        with _no_progress_bars():
-            return load(path, **options)
-    except (OSError, ValueError, ConfigError) as error:
-        reason = one_line(error)
-        raise ScorerError(
-            f"weights {source!r} cannot be loaded: {reason}; give a folder, or download them first"
-        ) from error
+    except ConfigError as error:
+        raise ScorerError(f"{what} cannot be loaded: {one_line(error)}; {remedy}") from error
+    kind: Any = getattr(load, "__self__", None)
+    way: Callable[..., Any] = partial(loaded, load)
+    if hasattr(kind, "_keys_to_ignore_on_load_missing") or hasattr(kind, "_model_mapping"):  # models, `AutoModel…`
+        require_plain_weights(Path(path), what=what, error=ScorerError, remedy="use the unquantised model")
+        way = partial(load_whole, load)
+    elif hasattr(kind, "vocab_files_names"):
+        way = partial(load_tokenizer, kind)
+    with _no_progress_bars():
+        return way(path, what=what, error=ScorerError, remedy=remedy, **options)
+
+
+def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
+    """Check by headers alone what `load_pretrained` checks of a model; of a hub id, check what its cache holds.
+
+    Returns:
+        The model without memory; None if there are no headers here.
+
+    Raises:
+        ScorerError: the weights cannot be read, or are not those of the model.
+    """
+    folder = resolve(source)
+    if is_hub_id(source) and not folder.exists():
+        held = cached_on_hub(source)
+        if held is None or not (held / "config.json").exists():
+            return None
+        folder = held
+    if not any(folder.glob("*.safetensors")):
+        return None  # pickled weights have no header
+    return load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
 
 
 def require_pretrained(source: str, *patterns: str) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from protocol.config.run import RunConfig
 from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
+NEEDS_PACKAGES = "needs packages that are not installed; make installs them all"
 WARM = pytest.StashKey[pytest.MonkeyPatch]()
 
 
@@ -31,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
         group = "ray" if has_deadlines else "cluster" if item.get_closest_marker("cluster") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Where not even Ray is installed, a file that needs a package which is not there is skipped."""
+    report = yield
+    if report.failed and find_spec("ray") is None:
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {NEEDS_PACKAGES}")
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,9 @@ from deploy.presets import load_config
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
 from flow.rollout import Step
-from learner.credit.rules import NORMALISERS, CreditRule, calibrated, gae, gains, uniform
+from learner.credit.normalisers import NORMALISERS
+from learner.credit.rules import calibrated, gae, gains, uniform
+from learner.credit.tables import CreditRule
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts

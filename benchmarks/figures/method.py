@@ -19,7 +19,8 @@ from flow.maths.completion import substep_grid
 from flow.maths.schedule import flux_sigmas, linear_sigmas, sd3_sigmas, shifted_sigmas
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import window_steps
-from learner.credit.rules import calibrated, centred, from_baseline, gae, gains, joint, per_step, uniform
+from learner.credit.normalisers import centred, from_baseline, joint, per_step
+from learner.credit.rules import calibrated, gae, gains, uniform
 from learner.credit.step_weights import by_noise, piecewise
 from learner.credit.turning_point import aggregates, balanced, turning_point
 from learner.update.objective import clipped_surrogate, guarded_log_ratio

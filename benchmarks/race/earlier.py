@@ -23,8 +23,10 @@ import learner.update.learner
 from benchmarks.race.race import RUNS as RACE
 from benchmarks.race.race import Cell, run_cell
 from deploy.folder.read import lines_of
-from learner.credit.assign import Assignment, RewardTables, assign_credit
-from learner.credit.rules import along_windows, deviations, gae, per_step
+from learner.credit.assign import Assignment, assign_credit
+from learner.credit.normalisers import deviations, per_step
+from learner.credit.rules import gae
+from learner.credit.tables import RewardTables, along_windows
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 
@@ -48,7 +50,6 @@ class Earlier:
         reward_weights: Mapping[str, float],
         step_weights: Float[Tensor, " T"],
         baseline: Float[Tensor, " T"] | None = None,
-        slopes: Float[Tensor, " T"] | None = None,
         kl: KlConfig | None = None,
     ) -> Assignment:
         """Assign the credit of one iteration; the arguments are those of `assign_credit`."""
@@ -60,7 +61,6 @@ class Earlier:
             reward_weights=reward_weights,
             step_weights=step_weights,
             baseline=baseline,
-            slopes=slopes,
             kl=kl,
         )
         if self._before is None:

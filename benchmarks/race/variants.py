@@ -121,9 +121,6 @@ VARIANTS: Mapping[str, Variant] = {
     "calibrated, joint": Variant("stepwise_calibrated", JOINT),
     "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", TWEEDIE),
-    # Slopes pooled over iterations, which are less noisy; alone, and with the cheapest completion.
-    "calibrated, slopes .8": Variant("stepwise_calibrated", ("credit.slopes_decay=0.8",)),
-    "calibrated, tweedie, slopes .8": Variant("stepwise_calibrated", (*TWEEDIE, "credit.slopes_decay=0.8")),
     "calibrated, tweedie, first half": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF)),
     # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
     "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
@@ -155,8 +152,6 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
     "stepwise_tree, 6 groups of 48": Variant("stepwise_tree", ("group.size=48", "group.per_iteration=6")),
     "stepwise_tree, average": Variant("stepwise_tree", MEAN),
-    # Slopes pooled over iterations.
-    "stepwise_fast, slopes .8": Variant("stepwise_fast", ("credit.slopes_decay=0.8",)),
     # Windows that reach every step: in each update, or one after the other.
     "stepwise_tree, spread": Variant("stepwise_tree", (SPREAD[0], "sampling.splits=[0.5]")),
     "stepwise_tree, spread, short tail": Variant(
@@ -210,9 +205,6 @@ VARIANTS: Mapping[str, Variant] = {
     # Every second point only; its steps share what they earned.
     "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
     "calibrated, every 2, tiny": Variant("stepwise_calibrated", ("completion.every=2", *TINY)),
-    "calibrated, tweedie, first half, tiny, slopes .8": Variant(
-        "stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY, "credit.slopes_decay=0.8")
-    ),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
     **{f"{name}, step credit": Variant(name, STEP_CREDIT) for name in ("diffusion_nft", "awm")},
     "diffusion_nft, step credit, first half": Variant("diffusion_nft", (*STEP_CREDIT, *FIRST_HALF)),

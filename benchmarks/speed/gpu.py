@@ -18,7 +18,6 @@ of the preset's eight. Redness takes the part of GenEval: a random model paints 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,11 +27,12 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed.gpu_model import random_backbone, write_pipeline
+from benchmarks.speed.gpu_model import random_backbone, random_lora, write_pipeline
+from benchmarks.speed.timing import milliseconds_by_kind, peak_memory, seconds_of, wait
 from deploy.library import read_run, train
 from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.runs import groups_of
@@ -65,63 +65,54 @@ ONE_GPU = (
     "cluster.learner.workers=1",
 )
 """Overrides of `sd35_geneval` for `--iterations`."""
+REPLAYS = 20
+"""Forwards with a gradient that are compared with one without."""
 SMALL = ("model.max_sequence_length=2", "sampling.steps=3", "group.per_iteration=2")
 """Further ones for the tiny architecture."""
-KINDS = {
-    "attention": ("attention", "flash", "fmha"),
-    "norms": ("norm",),
-    "products": ("::mm", "addmm", "bmm", "gemm", "nvjet", "cutlass", "splitk"),
-}
-"""By kind what the names of its kernels contain, or on a CPU those of its operations; the first match counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """The options of `main` that decide what is measured."""
 
-    device: Device
-    dtype: Dtype
-    size: int
-    members: int
-    forward_batch: int
-    learner_batch: int
-    decode_batch: int
-    guidance: float
-    has_checkpointing: bool
-    compile: str | None
-    peak_tflops: float | None
-    is_tiny: bool
+    device: Device = "cuda"
+    dtype: Dtype = "bfloat16"
+    size: int = 512
+    members: int = 24
+    forward_batch: int = 24
+    learner_batch: int = 8
+    decode_batch: int = 8
+    guidance: float = 1.0
+    has_checkpointing: bool = False
+    compile: str | None = None
+    peak_tflops: float | None = None
+    is_tiny: bool = False
     rounds: int = 3
     substeps: tuple[int, ...] = (2, 5)
 
 
-def measure(setup: Setup) -> dict[str, float]:
-    """Measure and return the figures by name."""
+def measure(setup: Setup) -> Iterator[dict[str, float]]:
+    """Measure and yield the figures by name, the learner's first."""
     with computing(RoleConfig(gpus=float(setup.device == "cuda"), threads=torch.get_num_threads())):
-        return _measured(_config(setup), setup)
-
-
-def _measured(config: RunConfig, setup: Setup) -> dict[str, float]:
-    device = torch.device(setup.device)
-    backbone = random_backbone(config.model, is_tiny=setup.is_tiny, device=setup.device, within=device)
-    lora = Lora(backbone.transformer, SD3.adapter(config.model.lora), seed=0)
-    figures: dict[str, float] = {}
-    for substeps in track((0, *setup.substeps), "rollouts"):
-        figures |= _rollout(config, backbone, substeps, setup)
-    for substeps in setup.substeps:
-        figures[f"completion T'={substeps}, times plain"] = (
-            figures["plain, images/s"] / figures[f"T'={substeps}, images/s"]
-        )
-    figures |= _learner(config, policy_of(backbone, config), lora, setup)
-    figures |= _publication(lora)
-    if setup.device == "cuda":
-        figures |= _estimates(config, setup, figures)
-    return figures
+        config = config_of(setup)
+        backbone = random_backbone(config.model, is_tiny=setup.is_tiny, device=setup.device)
+        lora = random_lora(backbone.transformer, config.model)
+        learner = _learner(config, policy_of(backbone, config), lora, setup)
+        yield learner
+        plain = _rollout(config, backbone, 0, setup)
+        yield plain
+        for substeps in setup.substeps:
+            found = _rollout(config, backbone, substeps, setup)
+            slower = plain["plain, images/s"] / found[f"T'={substeps}, images/s"]
+            yield {**found, f"completion T'={substeps}, times plain": slower}
+        yield _publication(lora)
+        if setup.device == "cuda":
+            yield _estimates(config, setup, learner)
 
 
 def estimate(setup: Setup) -> Estimate:
     """Compute costs and memory without a GPU."""
-    return _estimate(_config(setup), setup)
+    return _estimate(config_of(setup), setup)
 
 
 def iterate(setup: Setup, run: Path, *, iterations: int, words: Sequence[str] = ()) -> dict[str, float]:
@@ -180,7 +171,8 @@ def _run_peak(setup: Setup) -> Peak | None:
     return Peak(tflops=peak, operations=operations) if peak else None
 
 
-def _config(setup: Setup) -> RunConfig:
+def config_of(setup: Setup) -> RunConfig:
+    """Return the config of a run on the one GPU."""
     size = 16 if setup.is_tiny else setup.size
     return parse_config(
         {
@@ -222,8 +214,8 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, setup
         adapter_version=0,
         adapter_digest="",
     )
-    with _peak(setup.device) as memory:
-        seconds = _seconds(lambda: rollout_shard(policy, request, varied), setup)
+    with peak_memory() as memory:
+        seconds = seconds_of(lambda: rollout_shard(policy, request, varied), rounds=setup.rounds)
     name = f"T'={substeps}" if substeps else "plain"
     return {f"{name}, images/s": varied.group.shard / seconds, f"{name}, peak GiB": memory["gib"]}
 
@@ -231,21 +223,8 @@ def _rollout(config: RunConfig, backbone: PipelineBackbone, substeps: int, setup
 def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) -> dict[str, float]:
     """Measure forward and backward of (trajectory, step) pairs, with an optimizer step after every eight batches."""
     batch = min(setup.learner_batch, setup.members)
-    shape = policy.backbone.latent_shape
-    latents, following = (normal(name, shape=(batch, *shape)).to(setup.device) for name in ("now", "next"))
-    conditioning = policy.conditioning("", "")
+    log_probs, pairs = pairs_of(policy, config, batch)
     optimizer = torch.optim.AdamW(lora.parameters.values(), lr=1e-9, fused=setup.device == "cuda" or None)
-    k = policy.steps[len(policy.steps) // 2]
-
-    def pairs() -> None:
-        transition, _ = policy.transition(latents, k, conditioning=conditioning)
-        log_prob = transition.log_prob(following)
-        loss, _ = clipped_surrogate(
-            log_prob - log_prob.detach(),
-            advantages=torch.ones_like(log_prob),
-            clip_range=config.learner.clip_range,
-        )
-        loss.mean().backward()
 
     def update() -> None:
         for _ in range(8):
@@ -253,52 +232,68 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    with FlopCounterMode(display=False) as counter:
-        pairs()
-    kinds = _milliseconds_by_kind(pairs, device=setup.device)
-    with _peak(setup.device) as memory:
-        seconds = _seconds(update, setup)
+    began = time.perf_counter()
+    with torch.inference_mode():
+        drawn = log_probs()  # before any gradient, as a rollout does
+    pairs()
+    wait()
+    first = time.perf_counter() - began
+    kinds = milliseconds_by_kind(pairs, device=setup.device)
+    with peak_memory() as memory:
+        seconds = seconds_of(update, rounds=setup.rounds)
+    deviations = [float((log_probs().detach() - drawn).abs().max()) for _ in range(REPLAYS)]
     figures = {
+        "learner, first forward and batch s": first,
         "learner, pairs/s": 8 * batch / seconds,
-        "learner in any order, pairs/s": 8 * batch / _in_any_order(update, setup),
-        "learner, TFLOP/s": 8 * counter.get_total_flops() / seconds / 1e12,
+        "learner, TFLOP/s": 8 * batch * _operations_of_a_pair(config, setup) / seconds / 1e12,
         "learner, peak GiB": memory["gib"],
+        f"learner, largest |log ratio| of {REPLAYS} replays": max(deviations),
         **{f"learner, ms of {batch} pairs: {kind}": spent for kind, spent in kinds.items()},
     }
     peak = setup.peak_tflops or _peak_tflops(setup.device)
     if peak:
         figures["learner, share of bf16 peak"] = figures["learner, TFLOP/s"] / peak
+    if not setup.compile:  # it would compile all again
+        figures["learner in any order, pairs/s"] = 8 * batch / _in_any_order(update, setup)
     return figures
 
 
-def _milliseconds_by_kind(work: Callable[[], Any], *, device: str) -> dict[str, float]:
-    """Run the work under torch's profiler.
+def pairs_of(policy: FlowPolicy, config: RunConfig, rows: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+    """Return what computes the log-probs of random pairs, and what computes the gradients of their loss."""
+    device = next(policy.backbone.transformer.parameters()).device
+    latents, following = (normal(at, shape=(rows, *policy.backbone.latent_shape)).to(device) for at in ("now", "next"))
+    conditioning, k = policy.conditioning("", ""), policy.steps[len(policy.steps) // 2]
 
-    Args:
-        work: what is measured; it must have run before.
-        device: `cuda` for the time of its kernels there, `cpu` for that of its operations.
+    def log_probs() -> Tensor:
+        return policy.transition(latents, k, conditioning=conditioning)[0].log_prob(following)
 
-    Returns:
-        Milliseconds by kind, with `the rest`: element-wise operations, copies and reductions.
-    """
-    on_gpu = device == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
-        work()
-        if on_gpu:
-            torch.cuda.synchronize()
-    found = dict.fromkeys((*KINDS, "the rest"), 0.0)
-    for event in profiler.key_averages():
-        name = event.key.lower()
-        kind = next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "the rest")
-        found[kind] += (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3
-    return found
+    def pairs() -> None:
+        found = log_probs()
+        loss, _ = clipped_surrogate(
+            found - found.detach(), advantages=torch.ones_like(found), clip_range=config.learner.clip_range
+        )
+        loss.mean().backward()
+
+    return log_probs, pairs
+
+
+def _operations_of_a_pair(config: RunConfig, setup: Setup) -> float:
+    """Count them on a model of its own: torch counts nothing in compiled blocks."""
+    tree = config.model_dump(mode="json")
+    tree["model"]["compile"] = None
+    plain = parse_config(tree)
+    backbone = random_backbone(plain.model, is_tiny=setup.is_tiny, device=setup.device)
+    random_lora(backbone.transformer, plain.model)
+    with FlopCounterMode(display=False) as counter:
+        pairs_of(policy_of(backbone, plain), plain, 1)[1]()
+    return counter.get_total_flops()
 
 
 def _in_any_order(work: Callable[[], Any], setup: Setup) -> float:
     """Return the seconds of the work with kernels that may give other bits every time."""
     torch.use_deterministic_algorithms(mode=False)
     try:
-        return _seconds(work, setup)
+        return seconds_of(work, rounds=setup.rounds)
     finally:
         torch.use_deterministic_algorithms(mode=setup.device == "cuda")
 
@@ -333,33 +328,6 @@ def _estimates(config: RunConfig, setup: Setup, figures: dict[str, float]) -> di
     return {"learner, estimated GiB": tensors, "learner, estimated / measured": tensors / figures["learner, peak GiB"]}
 
 
-def _seconds(work: Callable[[], Any], setup: Setup) -> float:
-    """Return the mean wall-clock seconds of the work after a warm-up call."""
-    work()
-    _wait(setup.device)
-    began = time.perf_counter()
-    for _ in range(setup.rounds):
-        work()
-    _wait(setup.device)
-    return (time.perf_counter() - began) / setup.rounds
-
-
-@contextmanager
-def _peak(device: str) -> Iterator[dict[str, float]]:
-    found = {"gib": float("nan")}
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    yield found
-    if device == "cuda":
-        found["gib"] = torch.cuda.max_memory_allocated() / 2**30
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def _peak_tflops(device: str) -> float | None:
     card = find_card(torch.cuda.get_device_name()) if device == "cuda" else None
     return card.tflops if card else None
@@ -369,16 +337,20 @@ def main(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="With --iterations, overrides of the preset.")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Torch device.")] = "cuda",
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of the transformer.")] = "bfloat16",
-    size: Annotated[int, typer.Option(help="Height and width of an image in pixels.")] = 512,
-    members: Annotated[int, typer.Option(help="Samples of a shard.", min=2)] = 24,
-    forward_batch: Annotated[int, typer.Option(help="Most samples of one forward.", min=1)] = 24,
-    learner_batch: Annotated[int, typer.Option(help="Samples of one forward and backward.", min=1)] = 8,
-    decode_batch: Annotated[int, typer.Option(help="Images that the VAE decodes at once.", min=1)] = 8,
+    device: Annotated[Device, typer.Option(help="Torch device.")] = Setup.device,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the transformer.")] = Setup.dtype,
+    size: Annotated[int, typer.Option(help="Height and width of an image in pixels.")] = Setup.size,
+    members: Annotated[int, typer.Option(help="Samples of a shard.", min=2)] = Setup.members,
+    forward_batch: Annotated[int, typer.Option(help="Most samples of one forward.", min=1)] = Setup.forward_batch,
+    learner_batch: Annotated[
+        int, typer.Option(help="Samples of one forward and backward.", min=1)
+    ] = Setup.learner_batch,
+    decode_batch: Annotated[int, typer.Option(help="Images that the VAE decodes at once.", min=1)] = Setup.decode_batch,
     substeps: Annotated[list[int], typer.Option(help="T' of the completions.", min=1)] = [2, 5],  # noqa: B006
-    rounds: Annotated[int, typer.Option(help="Measured calls of each work, after one to warm up.", min=1)] = 3,
-    guidance: Annotated[float, typer.Option(help="Classifier-free guidance weight.", min=1.0)] = 1.0,
+    rounds: Annotated[
+        int, typer.Option(help="Measured calls of each work, after one to warm up.", min=1)
+    ] = Setup.rounds,
+    guidance: Annotated[float, typer.Option(help="Classifier-free guidance weight.", min=1.0)] = Setup.guidance,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Use gradient checkpointing.")] = False,
     compile: Annotated[str | None, typer.Option(help="torch.compile backend, such as inductor.")] = None,  # noqa: A002
     peak_tflops: Annotated[float | None, typer.Option(help="The GPU's dense bf16 peak, if unknown.")] = None,
@@ -411,14 +383,19 @@ def main(
     )
     if is_estimate:
         found = estimate(setup)
-        for line in (*found.lines(), *(role.line() for role in roles_of(_config(setup), found))):
+        for line in (*found.lines(), *(role.line() for role in roles_of(config_of(setup), found))):
             Console().print(line, soft_wrap=True)
         return
     if words and not iterations:
         raise typer.BadParameter(f"overrides of the preset need --iterations, got {words[0]}")
     if iterations and run.exists():
         raise typer.BadParameter(f"--run must name a folder that does not exist, got {run}: name another one")
-    figures = iterate(setup, run, iterations=iterations, words=words or ()) if iterations else measure(setup)
+    figures: dict[str, float] = {}
+    if iterations:
+        figures = iterate(setup, run, iterations=iterations, words=words or ())
+    else:
+        for found in track(measure(setup), "measuring", total=len(substeps) + 3 + (device == "cuda")):
+            figures |= found
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     table = Table("figure", "value", title=f"{'tiny' if tiny else 'SD3.5-Medium'}, {dtype}, {name}")
     for figure, value in figures.items():

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from flow.adapter.lora import Lora
 from flow.models.backbones.sd3 import StableDiffusion3
+from flow.models.families import SD3
 from flow.models.hollow import backbone_of_parts
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import quiet_libraries
@@ -47,7 +50,7 @@ CLIP_TOKENS = 77
 
 
 def random_backbone(
-    config: ModelConfig, *, is_tiny: bool, device: str, within: AbstractContextManager[Any]
+    config: ModelConfig, *, is_tiny: bool, device: str, within: AbstractContextManager[Any] | None = None
 ) -> PipelineBackbone:
     """Make a backbone with random weights.
 
@@ -55,14 +58,24 @@ def random_backbone(
         config: the model's config.
         is_tiny: whether to take the tiny architecture.
         device: torch device of the backbone.
-        within: context in which the weights are made: a device, or FakeTensorMode.
+        within: context in which the weights are made, such as FakeTensorMode; None makes them on the device.
 
     Returns:
         The backbone.
     """
+    within = within or torch.device(device)
     parts = _parts(is_tiny=is_tiny, within=within)
     with within:
         return backbone_of_parts(StableDiffusion3, config, parts, device=device)
+
+
+def random_lora(transformer: nn.Module, config: ModelConfig, *, std: float = 1e-3) -> Lora:
+    """Attach SD3's adapter as it is some steps after its start: the matrices B are normal with this std."""
+    lora = Lora(transformer, SD3.adapter(config.lora), seed=0)
+    for name, parameter in lora.parameters.items():
+        if "lora_B" in name:
+            parameter.data.normal_(std=std)
+    return lora
 
 
 def write_pipeline(folder: Path, *, is_tiny: bool, device: str) -> Path:

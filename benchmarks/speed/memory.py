@@ -42,7 +42,7 @@ from deploy.tools.estimate import estimate
 from deploy.tools.memory import MIB, RoleMemory, roles_of
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
-from learner.update.workers import NearWorker, update
+from learner.update.workers import InProcessWorker, update
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.messages import GenerateRequest, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
@@ -232,7 +232,7 @@ def learn(config: RunConfig, folder: Path) -> None:
         coming = [asyncio.get_running_loop().create_future() for _ in groups]
         for future, group in zip(coming, groups, strict=True):
             future.set_result(group)
-        await update(config, [NearWorker(learner)], coming)
+        await update(config, [InProcessWorker(learner)], coming)
 
     asyncio.run(take())
 

@@ -8,6 +8,7 @@ from flow.models.folder import read_index, require_revisions
 from flow.models.made_for import distilled_by, native_side, require_sizes
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
+from protocol.config.credit import is_own
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
 from protocol.messages import Prompt
@@ -30,13 +31,17 @@ def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], li
 
 
 def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, sizes of images, trackers and prompt files; return train and held-out prompts.
+    """Check model folder, sizes of images, trackers, credit rule and prompt files; return train and held-out prompts.
 
     Raises:
         InputError: one of them cannot be used.
     """
     _check_model(config)
     check_trackers(config.status.trackers)
+    if is_own(config.credit.rule):
+        from learner.credit.rules import require_rule
+
+        require_rule(config.credit)
     return read_prompts(config.data, config.data.train), _heldout(config)
 
 
@@ -66,6 +71,9 @@ def _check_model(config: RunConfig) -> None:
     read_index(config.model)
     require_revisions(config.model)
     require_sizes(config)
+    from flow.models.load import require_loadable
+
+    require_loadable(config.model)
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer
 

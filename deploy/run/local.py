@@ -22,7 +22,7 @@ from deploy.run.unfinished import leave
 from flow.device import computing, device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
-from learner.update.workers import NearWorker, update
+from learner.update.workers import InProcessWorker, update
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, PoolError, RewardError
@@ -137,7 +137,9 @@ class LocalFleet(Mixture):
         if self._config.cluster.offload:
             await asyncio.wait(groups)
             await self._run("rollout", self._rollout.rest)
-        return await update(self._config, [NearWorker(self._learner, lambda work: self._run("learner", work))], groups)
+        return await update(
+            self._config, [InProcessWorker(self._learner, lambda work: self._run("learner", work))], groups
+        )
 
     async def adapter(self) -> Adapter:
         """Copy the current adapter."""

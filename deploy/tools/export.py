@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.adapter.lora_file import write_scaled_lora
 from flow.models.families import Family
-from flow.models.folder import find_model, read_settings
-from flow.models.hub import INDEX
+from flow.models.folder import find_model
+from flow.models.parts import pipeline_of, read_part, read_text_parts
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
 from protocol.files import AVERAGE, share, text_of, whole, writing
@@ -101,19 +101,11 @@ def _require_utf8(path: Path) -> None:
 
 
 def _load(model: Path, family: Family, dtype: str) -> Any:
-    import diffusers
     import torch
 
-    from flow.models.text import UNREADABLE, unreadable
-
-    entries = read_settings(model / INDEX)
-    absent = {part: None for part, entry in entries.items() if isinstance(entry, list) and not all(entry)}
-    try:
-        return getattr(diffusers, family.pipeline).from_pretrained(
-            model, local_files_only=True, dtype=getattr(torch, dtype), **absent
-        )
-    except UNREADABLE as error:
-        raise unreadable(model, family, error) from error
+    kind = getattr(torch, dtype)
+    parts = {part: read_part(model, part, dtype=kind) for part in ("transformer", "vae")}
+    return pipeline_of(family, model, **parts, **read_text_parts(family, model, dtype=kind))
 
 
 def _save(pipeline: Any, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Measures how fast this machine's device computes a preset's model: forwards, gradients and decoded images per second.
 
-Weights are random, so the model need not be on this machine. On a CPU a large model is cut to one layer of each kind
-and a small image in float32; the measured operations per second then give the rates of the whole model.
+Weights, latents and embeddings are random, so the model need not be on this machine. On a CPU a large model is cut to
+one layer of each kind and a small image in float32; the measured operations per second then give the rates of the whole
+model.
 """
 
 import time
@@ -105,7 +106,7 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
             forwards = _rate(pass_of(backbone, rows, has_gradient=False, device=device), rows, counted=forward)
             gradients = _rate(pass_of(backbone, trained, has_gradient=True, device=device), trained, counted=gradient)
             images = 1 if is_cut else min(config.model.decode_batch or rows, rows)
-            latents = torch.zeros(images, *backbone.latent_shape, device=device)
+            latents = torch.randn(images, *backbone.latent_shape, device=device)
             decoded = _rate(lambda: backbone.decode(latents), images, counted=image)
     except torch.OutOfMemoryError as error:
         raise InputError(

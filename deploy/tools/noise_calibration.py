@@ -182,8 +182,8 @@ def _gains(
     """Roll out a group for every prompt and score all points; return gains [trajectories, steps], NaN without score."""
     from flow.policy import policy_of
     from flow.rollout import rollout_shard
-    from learner.credit.assign import reward_tables
-    from learner.credit.rules import along_windows, gains
+    from learner.credit.rules import gains
+    from learner.credit.tables import along_windows, reward_tables
     from rewards.scores import mix
 
     policy = policy_of(backbone, config)

@@ -47,9 +47,7 @@ class Lora:
             inject(config, transformer)
         self._layers = _layers(transformer)
         self.parameters: dict[str, nn.Parameter] = {
-            PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
-            for name, parameter in transformer.named_parameters()
-            if "lora_" in name
+            _saved(name): parameter for name, parameter in transformer.named_parameters() if "lora_" in name
         }
         for parameter in self.parameters.values():
             parameter.data = parameter.data.float()
@@ -112,35 +110,63 @@ class Lora:
         Raises:
             ModelError: the file is unreadable, has another rank or alpha, or names modules that `targets` does not.
         """
-        arrays, alpha = read_foreign_lora(path)
-        foreign = sorted(arrays.keys() - self.parameters.keys())
-        if foreign:
-            raise ModelError(
-                f"model.lora.start {path} must name modules that model.lora.targets names too, got {foreign[0]}"
-            )
-        ranks = sorted({array.shape[0] for name, array in arrays.items() if "lora_A" in name})
-        alpha = alpha or next(iter(ranks), None)
-        if ranks != [config.rank] or alpha != config.alpha:
-            raise ModelError(
-                f"model.lora.start {path} has rank {ranks} and alpha {alpha}: set model.lora.rank and model.lora.alpha"
-                f" to these, got {config.rank} and {config.alpha}"
-            )
-        merged = {**self.export(version=0).arrays, **arrays}
-        try:
-            self._check(merged)
-        except ContractError as error:
-            raise ModelError(f"model.lora.start {path} belongs to another model: {error}") from None
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        merged = {**self.export(version=0).arrays, **lora_to_start_from(path, config, shapes)}
         self.load(Adapter(version=0, arrays=merged, digest=digest_of(merged)))
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         if arrays.keys() != self.parameters.keys():
             odd = sorted(arrays.keys() ^ self.parameters.keys())
             raise ContractError(f"an adapter must name the tensors of this model, got a difference in {odd[:3]}")
-        for name, parameter in self.parameters.items():
-            if arrays[name].shape != tuple(parameter.shape):
-                raise ContractError(
-                    f"adapter tensor {name} must be {list(parameter.shape)}, got {list(arrays[name].shape)}"
-                )
+        _require_shapes(arrays, {name: tuple(parameter.shape) for name, parameter in self.parameters.items()})
+
+
+def require_start(path: str, config: LoraConfig, transformer: nn.Module) -> None:
+    """Check the header of a saved LoRA against a transformer, which may lie on the device `meta` and gets the adapter.
+
+    Raises:
+        ModelError: see `Lora.start_from`; or a target names no module of the transformer.
+    """
+    inject(config, transformer, low_cpu_mem_usage=True)
+    named = transformer.named_parameters()
+    lora_to_start_from(
+        path, config, {_saved(name): tuple(each.shape) for name, each in named if "lora_" in name}, is_outline=True
+    )
+
+
+def lora_to_start_from(
+    path: str, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]], *, is_outline: bool = False
+) -> dict[str, np.ndarray]:
+    """Read a saved LoRA that fits an adapter of these shapes; see `Lora.start_from` and `read_foreign_lora`."""
+    arrays, alpha = read_foreign_lora(path, is_outline=is_outline)
+    foreign = sorted(arrays.keys() - shapes.keys())
+    if foreign:
+        raise ModelError(
+            f"model.lora.start {path} must name modules that model.lora.targets names too, got {foreign[0]}"
+        )
+    ranks = sorted({array.shape[0] for name, array in arrays.items() if "lora_A" in name})
+    alpha = alpha or next(iter(ranks), None)
+    if ranks != [config.rank] or alpha != config.alpha:
+        raise ModelError(
+            f"model.lora.start {path} has rank {ranks} and alpha {alpha}: set model.lora.rank and model.lora.alpha"
+            f" to these, got {config.rank} and {config.alpha}"
+        )
+    try:
+        _require_shapes(arrays, shapes)
+    except ContractError as error:
+        raise ModelError(f"model.lora.start {path} belongs to another model: {error}") from None
+    return arrays
+
+
+def _require_shapes(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, array in arrays.items():
+        if array.shape != shapes[name]:
+            raise ContractError(f"adapter tensor {name} must be {list(shapes[name])}, got {list(array.shape)}")
+
+
+def _saved(name: str) -> str:
+    """Return the name under which a parameter of the adapter is saved."""
+    return PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 
 def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: bool = False) -> None:

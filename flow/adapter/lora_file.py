@@ -20,6 +20,9 @@ from protocol.resources import resolve
 
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 """Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""
+PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""PEFT's `init_lora_weights` that leave the base model as it is. PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take a part out
+of its weights, or round them; what they save is right with that other base only."""
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
 """Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""
@@ -108,26 +111,35 @@ def read_lora(folder: Path, *, version: int) -> Adapter:
     return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
 
-def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
+def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str, np.ndarray], float | None]:
     """Read any transformer's LoRA in diffusers' format, or in PEFT's own (`adapter_model.safetensors` with its config).
+
+    Args:
+        path: a file, or a folder that holds one.
+        is_outline: read the header only; the tensors are zeros without memory.
 
     Returns:
         The tensors in float32 by name, such as `transformer.….lora_A.weight`, and the LoRA's alpha. alpha is None if
         the file does not state it; diffusers then takes the rank.
 
     Raises:
-        ModelError: the file does not exist, is not in diffusers' format, holds several alphas, or its scale is not
-            alpha / rank.
+        ModelError: the file does not exist, is not in diffusers' format, holds several alphas, its scale is not
+            alpha / rank, or it belongs to a changed base model.
     """
-    from safetensors.torch import load_file
+    import torch
 
     file = resolve(path)
     if file.is_dir():
         file = file / (ADAPTER_FILE if (file / ADAPTER_FILE).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
     try:
-        tensors = load_file(file)
-        with safe_open(file, framework="numpy") as held:
+        with safe_open(file, framework="pt") as held:
             header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
+            tensors = {
+                name: torch.zeros(()).expand(held.get_slice(name).get_shape())
+                if is_outline and not name.endswith(".alpha")
+                else held.get_tensor(name)
+                for name in held.keys()  # noqa: SIM118
+            }
         settings = {name.removeprefix(PREFIX): value for name, value in header.items() if name.startswith(PREFIX)}
         if file.name == PEFT_NAME:
             settings = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8"))
@@ -136,6 +148,12 @@ def read_foreign_lora(path: str) -> tuple[dict[str, np.ndarray], float | None]:
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     stated = [settings.get("lora_alpha"), *(settings.get("alpha_pattern") or {}).values()]
     alphas |= {float(alpha) for alpha in stated if alpha}
+    if settings.get("init_lora_weights") not in PLAIN_STARTS:
+        raise ModelError(
+            f"model.lora.start {path} must be right with the model as it is, got init_lora_weights"
+            f" {settings['init_lora_weights']!r}, which changes the base model too: save it with PEFT's"
+            " path_initial_model_for_weight_conversion"
+        )
     if settings.get("use_rslora"):
         raise ModelError(
             f"model.lora.start {path} must have the scale alpha / rank, got use_rslora, whose scale is alpha /"

@@ -65,8 +65,7 @@ def granular_grid(sigmas: Float[Tensor, " points"], *, k: int, granularity: int)
 
 def stack_grids(grids: list[Float[Tensor, " substeps"]], rows: list[int]) -> Float[Tensor, "B longest"]:
     """Repeat each grid for the rows of its point; pad shorter grids with 0."""
-    longest = max(len(grid) for grid, count in zip(grids, rows, strict=True) if count)
-    return pad_sequence(grids, batch_first=True)[:, :longest].repeat_interleave(torch.tensor(rows), dim=0)
+    return pad_sequence(grids, batch_first=True).repeat_interleave(torch.tensor(rows), dim=0)
 
 
 def complete(

@@ -62,6 +62,8 @@ class Backbone(Protocol):
     transformer: nn.Module
     latent_shape: tuple[int, int, int]
     """C, H, W of one sample's latents."""
+    decoded_again: int
+    """Images so far whose decoding overflowed in half precision, so that they were decoded again in float32."""
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
@@ -118,6 +120,9 @@ class Backbone(Protocol):
 
         Returns:
             The images, uint8 [B, height, width, 3].
+
+        Raises:
+            NonFiniteError: the latents are not finite, or the decoder overflows in float32 too.
         """
         ...
 

@@ -23,6 +23,11 @@ from protocol.errors import ModelError, one_line
 from protocol.hub import stay_offline_if_unreachable
 from protocol.resources import resolve
 
+SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+"""Class of the schedulers whose sigmas `flow.maths.schedule` computes."""
+CORE_PARTS = "transformer", "vae", "scheduler"
+"""Parts of every pipeline."""
+
 
 @dataclass(frozen=True)
 class ModelIndex:
@@ -53,9 +58,26 @@ def read_index(model: ModelConfig) -> ModelIndex:
     if pipeline not in FAMILIES:
         raise ModelError(f"model folder {model.path} must hold one of {sorted(FAMILIES)}, got {pipeline}")
     parts = tuple(name for name, entry in entries.items() if isinstance(entry, list) and all(entry))
+    lacking = [part for part in CORE_PARTS if part not in parts]
+    if lacking:
+        raise ModelError(f"model folder {model.path} must name {', '.join(CORE_PARTS)} in {INDEX}, got no {lacking[0]}")
+    require_schedule_class(entries["scheduler"][-1], model.path)
     if not is_remote:
         _require_parts(model, file.parent, parts)
     return ModelIndex(family=FAMILIES[pipeline], parts=parts)
+
+
+def require_schedule_class(name: Any, path: str) -> None:
+    """Check that the class of a model's scheduler is the one whose sigmas ours are.
+
+    Raises:
+        ModelError: it is another.
+    """
+    if name != SCHEDULER:
+        raise ModelError(
+            f"the scheduler of model folder {path} must be a {SCHEDULER}, got {name}: our schedule would differ from"
+            " its sigmas"
+        )
 
 
 def require_revisions(model: ModelConfig) -> None:
@@ -275,6 +297,11 @@ def _commit_of(folder: Path, revision: str | None) -> str | None:
 
 def _folder(model: ModelConfig) -> Path:
     folder = resolve(model.path)
+    if folder.is_file():
+        raise ModelError(
+            f"model.path {model.path} is one file, not a folder in diffusers' format: load it with diffusers'"
+            " from_single_file and save_pretrained a folder, or name a hub id"
+        )
     if not folder.is_dir():
         raise ModelError(
             f"model folder {model.path} does not exist: set model.path to a folder in diffusers' format or to a hub id"

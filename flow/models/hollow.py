@@ -31,7 +31,7 @@ def hollow_backbone(
     within: AbstractContextManager[Any] | None = None,
     most_layers: int | None = None,
 ) -> PipelineBackbone:
-    """Make a model's backbone from its config files, with meaningless weights; every prompt's embedding is zeros.
+    """Make a model's backbone from its config files, with meaningless weights and random embeddings.
 
     Args:
         model: the model; for a hub id, only config files are downloaded.
@@ -74,7 +74,7 @@ def hollow_backbone(
 def backbone_of_parts(
     kind: type[PipelineBackbone], model: ModelConfig, parts: dict[str, Any], *, device: str
 ) -> PipelineBackbone:
-    """Make a backbone from existing parts; every prompt's embedding is zeros.
+    """Make a backbone from existing parts; a prompt's embeddings are random.
 
     Args:
         kind: the family's backbone class.
@@ -94,7 +94,7 @@ def backbone_of_parts(
         **dict.fromkeys(kind.family.text_parts),
     )
     pipeline.tokenizer_max_length = parts.get("clip_tokens", CLIP_TOKENS)
-    embeddings = _ZeroEmbeddings()
+    embeddings = _RandomEmbeddings()
     tiny = parts.get("tiny_decoder")
     tiny = tiny and _converted(tiny, device, vae_dtype_of(model))
     backbone = kind(pipeline, model, cast(Embeddings, embeddings), device=torch.device(device), tiny_decoder=tiny)
@@ -103,7 +103,7 @@ def backbone_of_parts(
 
 
 def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within: AbstractContextManager[Any]) -> int:
-    """Attach a float32 adapter of zeros to a transformer.
+    """Attach a float32 adapter of small random numbers to a transformer.
 
     Args:
         transformer: the transformer of a hollow backbone.
@@ -122,7 +122,7 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.device.type == "meta":
                 with within:
-                    module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape)))
+                    module.register_parameter(name, nn.Parameter(0.01 * torch.randn(parameter.shape)))
                 trained += parameter.numel()
     return trained
 
@@ -165,11 +165,15 @@ def _class_of(folder: Path, part: str) -> str:
     return read_settings(folder / INDEX)[part][1]
 
 
-class _ZeroEmbeddings:
+class _RandomEmbeddings:
     """Replaces `Embeddings` in a backbone without text encoders."""
 
     backbone: PipelineBackbone
 
+    def __init__(self) -> None:
+        self._made: dict[str, Conditioning] = {}
+
     def of(self, text: str) -> Conditioning:
-        del text
-        return self.backbone.example(1)
+        if text not in self._made:
+            self._made[text] = self.backbone.example(1)
+        return self._made[text]

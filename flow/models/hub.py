@@ -22,6 +22,11 @@ def known_configs(repo: str) -> Path | None:
     return folder if is_hub_id(repo) and folder.is_dir() else None
 
 
+def is_known(folder: Path) -> bool:
+    """Tell whether a folder belongs to the config files that we ship, which have neither weights nor tokenizers."""
+    return KNOWN in folder.parents
+
+
 def is_on_hub(path: str) -> bool:
     """Tell whether a path of the config is a hub id; a folder or file of that name on this machine comes first."""
     return not path.startswith(SCHEME) and is_hub_id(path) and not resolve(path).exists()
@@ -57,9 +62,14 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
 
     wanted = [INDEX, *(f"{part}/*" for part in parts)]
     with _explained(repo, revision):
-        return Path(
+        folder = Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
         )
+        models = (part for part in parts if (folder / part / "config.json").exists())
+        only_halved = [f"{part}/*.fp16*" for part in models if not any((folder / part).glob("*.safetensors"))]
+        if only_halved:  # a repository whose only safetensors files are of this variant
+            snapshot_download(repo, revision=revision, allow_patterns=only_halved, ignore_patterns=["*.bin"])
+        return folder
 
 
 def config_folder(repo: str, revision: str | None) -> Path:

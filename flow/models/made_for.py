@@ -15,6 +15,8 @@ DISTILLED_NAMES = ("turbo", "schnell", "lightning", "hyper", "lcm")
 """Words in the names of distilled models."""
 SIDE = 1024
 """Default side of an image in the families whose config files name none, in pixels."""
+FILLED = 32
+"""Z-Image fills a prompt to a multiple of this many tokens."""
 PACK = 2
 """Side of a token in latents, in the families whose pipeline packs the latents."""
 
@@ -61,16 +63,32 @@ def sizes_of(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Sizes:
 
 
 def require_sizes(config: RunConfig) -> None:
-    """Check that the model can make images of the sizes of training and of evaluation.
+    """Check that the model can make images of the sizes of training and of evaluation, and take the longest prompt.
 
     Raises:
         ModelError: it cannot, it does not exist, or a config file cannot be read.
     """
     model = config.model
+    _require_length(model, _config(model, "transformer"))
     if model.height and model.width:
         require_size(model, model.height, model.width)
     if config.evaluation.size:
         require_size(model, *config.evaluation.size, names=("evaluation.height", "evaluation.width"))
+
+
+def _require_length(model: ModelConfig, transformer: Mapping[str, Any]) -> None:
+    """Check that the longest prompt fits a transformer that numbers prompt and image on one axis, as Z-Image's does.
+
+    It fills the prompt to a multiple of `FILLED` tokens, numbers them from 1, and gives the image the next number.
+    """
+    if not (lengths := transformer.get("axes_lens")):
+        return
+    most = (lengths[0] - 2) // FILLED * FILLED
+    if model.max_sequence_length > most:
+        raise ModelError(
+            f"model.max_sequence_length must be at most {most} for this model's {lengths[0]} positions, got"
+            f" {model.max_sequence_length}: lower it"
+        )
 
 
 def require_size(

@@ -4,7 +4,8 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 """
 
 from abc import ABC, abstractmethod
-from copy import copy
+from collections.abc import Collection, Mapping
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -17,16 +18,9 @@ from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.folder import find_tiny_decoder
 from flow.models.made_for import sizes_of
-from flow.models.reading import (
-    UNREADABLE,
-    clip_tokens,
-    dtype_of,
-    quiet_libraries,
-    unreadable,
-    vae_dtype_of,
-)
+from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
+from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
 from flow.quantized.transformer import quantization_of
@@ -60,6 +54,7 @@ class PipelineBackbone(ABC):
     family: ClassVar[Family]
     schedule_options: ClassVar[frozenset[str]] = frozenset()
     """Scheduler options that the family's schedule follows, of `SHIFTS`."""
+    decoded_again = 0
 
     def __init__(
         self,
@@ -76,7 +71,7 @@ class PipelineBackbone(ABC):
         self._device = device
         self._dtype = dtype_of(config)
         self._vae_dtype = vae_dtype_of(config)
-        self._require_known_schedule()
+        require_known_schedule(pipeline.scheduler.config, self.schedule_options)
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
@@ -113,25 +108,18 @@ class PipelineBackbone(ABC):
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
-        absent = dict.fromkeys(cls.family.text_parts)
-        dtypes = {"default": torch.float32, "transformer": dtype_of(config), "vae": vae_dtype_of(config)}
         with quiet_libraries():
-            import diffusers
-
-            try:
-                pipeline = getattr(diffusers, cls.family.pipeline).from_pretrained(
-                    folder, local_files_only=True, dtype=dtypes, quantization_config=quantization_of(config), **absent
-                )
-                pipeline.tokenizer_max_length = clip_tokens(folder)
-                tiny: Any = find_tiny_decoder(config, folder)
-                tiny = tiny and diffusers.AutoencoderTiny.from_pretrained(
-                    tiny, local_files_only=True, dtype=vae_dtype_of(config)
-                )
-            except UNREADABLE as error:
-                raise unreadable(folder, cls.family, error) from error
+            transformer = read_part(
+                folder, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
+            )
+            vae = read_part(folder, "vae", dtype=vae_dtype_of(config))
+            tiny = read_tiny_decoder(config, folder, dtype=vae_dtype_of(config))
+            absent = dict.fromkeys(cls.family.text_parts)
+            pipeline = pipeline_of(cls.family, folder, transformer=transformer, vae=vae, **absent)
+            pipeline.tokenizer_max_length = clip_tokens(folder)
             pipeline.to(device)
             if tiny:
-                tiny.to(device)  # pyrefly: ignore[bad-argument-type]
+                tiny.to(device)
         encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
@@ -171,9 +159,9 @@ class PipelineBackbone(ABC):
         """
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of `count` prompts' embeddings, for measurements without a text encoder."""
+        """Return random embeddings of `count` prompts, for measurements without a text encoder."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
-        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
+        return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})
 
     def sized(self, height: int, width: int) -> Self:
         """Return this model with the latent shape and the schedule of another size; both share all weights.
@@ -223,6 +211,8 @@ class PipelineBackbone(ABC):
     def decode(self, latents: Float[Tensor, "B C H W"], *, points: int = 0) -> UInt8[np.ndarray, "B height width 3"]:
         """Decode clean latents, at most `decode_batch` at a time, and round to 8 bits as the pipeline does.
 
+        An image whose decoding overflows in half precision is decoded again, alone and in float32.
+
         Args:
             latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
@@ -231,7 +221,7 @@ class PipelineBackbone(ABC):
             The images, uint8 [B, height, width, 3].
 
         Raises:
-            NonFiniteError: the VAE's dtype overflows.
+            NonFiniteError: the latents are not finite, or float32 overflows too.
         """
         tiny = points if self.tiny_decoder else 0
         parts = ((True, latents[:tiny]), (False, latents[tiny:]))
@@ -274,32 +264,34 @@ class PipelineBackbone(ABC):
             self.tiny_decoder.to(device)
 
     def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
-        images = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
-        if not torch.isfinite(images).all():
-            raise NonFiniteError(
-                f"decoded images must be finite, got NaN or infinity of a VAE in {images.dtype}:"
-                " set model.vae_dtype=float32"
-            )
-        unit = cast(Tensor, self._pipeline.image_processor.postprocess(images, output_type="pt"))
+        pixels = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
+        unit = cast(Tensor, self._pipeline.image_processor.postprocess(pixels, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
-        return rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        images = rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+        overflowed = (~torch.isfinite(pixels).flatten(1).all(1)).nonzero().flatten().tolist()
+        if overflowed:
+            if not torch.isfinite(latents[overflowed]).all():
+                raise NonFiniteError("latents that are decoded must be finite, got NaN or infinity")
+            if pixels.dtype == torch.float32:
+                raise NonFiniteError("decoded images must be finite, got NaN or infinity of a VAE in float32")
+            exact = self._decoding_in_float32()
+            for row in overflowed:
+                images[row] = exact._images(latents[row : row + 1], is_tiny=is_tiny)[0]
+            self.decoded_again += len(overflowed)
+        return images
+
+    def _decoding_in_float32(self) -> Self:
+        """Return this model with float32 copies of its decoders; they are freed with it."""
+        other = copy(self)
+        other.vae, other.tiny_decoder = (part and deepcopy(part).float() for part in (self.vae, self.tiny_decoder))
+        other._vae_dtype = torch.float32
+        return other
 
     def _compile(self, backend: str) -> None:
         """Let torch compile every block of the transformer."""
         from flow.compiled import CompiledBlocks
 
         CompiledBlocks(self.transformer, backend, device=self._device.type)
-
-    def _require_known_schedule(self) -> None:
-        settings = self._pipeline.scheduler.config
-        unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
-        if settings.use_dynamic_shifting and settings.time_shift_type != "exponential":
-            unknown.append("time_shift_type")
-        unknown += [option for option in SHIFTS if settings.get(option) and option not in self.schedule_options]
-        if unknown:
-            raise ModelError(
-                f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
-            )
 
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of an image in the VAE's latents; by default for the pipeline's own image size."""
@@ -308,6 +300,26 @@ class PipelineBackbone(ABC):
             height = width = side
         self._sizes.require(height, width)
         return height // self._sizes.scale, width // self._sizes.scale
+
+
+def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str]) -> None:
+    """Check that a model's scheduler has the sigmas that its family's schedule computes.
+
+    Args:
+        settings: the scheduler's config.
+        followed: options of `SHIFTS` that the family's schedule follows.
+
+    Raises:
+        ModelError: an option would give other sigmas.
+    """
+    unknown = [option for option in UNKNOWN_SCHEDULES if settings.get(option)]
+    if settings.get("use_dynamic_shifting") and settings.get("time_shift_type", "exponential") != "exponential":
+        unknown.append("time_shift_type")
+    unknown += [option for option in SHIFTS if settings.get(option) and option not in followed]
+    if unknown:
+        raise ModelError(
+            f"the model's scheduler must leave {', '.join(unknown)} off: our schedule would differ from its sigmas"
+        )
 
 
 def _order_channels_last(vae: torch.nn.Module) -> None:

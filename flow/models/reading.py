@@ -1,4 +1,4 @@
-"""Read a model folder with diffusers and transformers: dtype, log level, and one line for every error."""
+"""How diffusers and transformers read a model folder: dtypes, log level, tokens of a CLIP."""
 
 import gc
 import json
@@ -9,14 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
-from flow.models.families import Family
 from protocol.config.model import ModelConfig
-from protocol.errors import ModelError, one_line
 
-UNREADABLE = (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError, SafetensorError)
-"""Exceptions that diffusers and transformers raise when a folder is broken."""
 CLIP_TOKENS = 77
 """Tokens of every published CLIP text encoder."""
 
@@ -29,20 +24,6 @@ def dtype_of(config: ModelConfig) -> torch.dtype:
 def vae_dtype_of(config: ModelConfig) -> torch.dtype:
     """Return torch's dtype for the VAE."""
     return getattr(torch, config.vae_dtype or config.dtype)
-
-
-def unreadable(folder: Path, family: Family, error: Exception) -> ModelError:
-    """Turn a library's exception into one line that names the model folder.
-
-    Args:
-        folder: the model folder.
-        family: the family that the folder was read as.
-        error: the exception, one of `UNREADABLE`.
-
-    Returns:
-        The error to raise.
-    """
-    return ModelError(f"model folder {folder} cannot be loaded as {family.pipeline}: {one_line(error)}")
 
 
 @contextmanager

@@ -9,9 +9,9 @@ import torch
 
 from flow.models.contract import Conditioning
 from flow.models.families import Family
-from flow.models.folder import find_configs, read_settings
-from flow.models.hub import INDEX
-from flow.models.reading import UNREADABLE, dtype_of, quiet_libraries, unreadable
+from flow.models.folder import find_configs
+from flow.models.parts import pipeline_of, read_text_parts, read_tokenizer, whole_settings
+from flow.models.reading import dtype_of, quiet_libraries
 from protocol.config.model import ModelConfig
 
 Encode = Callable[[Any, str, ModelConfig, torch.device], Conditioning]
@@ -64,28 +64,14 @@ class TextEncoders:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
-        index = read_settings(self.folder / INDEX)
-        lacking = {part: None for part in self.family.text_parts if (index.get(part) or [None, None])[1] is None}
         with quiet_libraries():
-            import diffusers
-
-            try:
-                pipeline = getattr(diffusers, self.family.pipeline).from_pretrained(
-                    self.folder,
-                    local_files_only=True,
-                    dtype=dtype_of(self._config),
-                    transformer=None,
-                    vae=None,
-                    **lacking,
-                )
-            except UNREADABLE as error:
-                raise unreadable(self.folder, self.family, error) from error
-            for part in self.family.text_parts:
-                module = getattr(pipeline, part, None)
+            parts = read_text_parts(self.family, self.folder, dtype=dtype_of(self._config))
+            for module in parts.values():
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)
-        # Of the transformer, the pipeline reads only its config: the width of the zeros that replace an absent encoder.
-        settings = read_settings(self.folder / "transformer" / "config.json")
+            pipeline = pipeline_of(self.family, self.folder, transformer=None, vae=None, **parts)
+            # The pipeline reads only the transformer's config: the width of the zeros that replace an absent encoder.
+            settings = whole_settings(self.folder, "transformer")
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
         return pipeline
 
@@ -105,16 +91,9 @@ def overlong(model: ModelConfig, texts: Sequence[str]) -> tuple[int, list[str]]:
     """
     index, folder = find_configs(model)
     with quiet_libraries("transformers"):
-        from transformers import AutoTokenizer
-
-        try:
-            parts = [part for part in index.parts if part.startswith("tokenizer")]
-            if not parts:
-                return 0, []
-            read: Callable[..., Any] = AutoTokenizer.from_pretrained
-            tokenizers = [read(folder / part, local_files_only=True) for part in parts]
-        except UNREADABLE as error:
-            raise unreadable(folder, index.family, error) from error
+        tokenizers = [read_tokenizer(folder, part) for part in index.parts if part.startswith("tokenizer")]
+        if not tokenizers:
+            return 0, []
 
         def limit_of(tokenizer: Any) -> int:
             is_clip = type(tokenizer).__name__.startswith("CLIP")

@@ -22,7 +22,7 @@ def require_quantizer(config: ModelConfig) -> None:
 
 
 def quantization_of(config: ModelConfig) -> Any:
-    """Return the config by which diffusers quantises the transformer, and nothing else, as it reads it; or None.
+    """Return the config by which diffusers quantises the transformer as it reads it; or None.
 
     Raises:
         ModelError: the package that `model.quantize` needs is not installed.
@@ -30,9 +30,9 @@ def quantization_of(config: ModelConfig) -> Any:
     require_quantizer(config)
     if config.quantize is None:
         return None
-    from diffusers import PipelineQuantizationConfig, TorchAoConfig
+    from diffusers import TorchAoConfig
 
-    return PipelineQuantizationConfig(quant_mapping={"transformer": TorchAoConfig(_recipe(config.quantize))})
+    return TorchAoConfig(_recipe(config.quantize))
 
 
 def quantized(transformer: nn.Module, config: ModelConfig) -> nn.Module:

@@ -1,56 +1,125 @@
-"""The formulas of credit: from the rewards of a trajectory's points to step rewards, and from these to advantages.
+"""Credit rules: from the rewards of the points to step rewards.
 
-A rule takes rewards [M, P] of M trajectories at P = S+1 points, the finished image's last, and returns step rewards
-[M, S]. NaN stands for a missing reward, and for a step reward that would need one. `along_windows` applies a rule to
-tables with a column for every step of the schedule. `docs/method/` and the tests show worked numbers.
-TP-GRPO's rule, which looks at all groups of an iteration, is in `learner/credit/turning_point.py`.
+A rule is a function that takes rewards [M, P] of M trajectories at P = S+1 points, the finished image's last, and
+returns step rewards [M, S]. NaN stands for a missing reward, and for a step reward that would need one. `step_rewards`
+finds a rule by its name or by the import path of a function, and applies it to an iteration. `RULES` in
+`protocol.config.credit` says what each rule needs. `tree` and `turning_point` look at whole tables instead.
 
-A normaliser turns the step rewards [N, K] of one group into advantages, float32; a missing step reward gets 0. Its
-signature is `normaliser(values, epsilon=, ddof=, pool=)`. `pool` holds the step rewards [M, K] of all groups of the
-iteration, over which the std is taken instead of over the group's own. Statistics are taken in float64. Values that are
-all equal have nothing to compare: their advantages are exactly 0.
+`docs/method/credit.md` and the tests show worked numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-CreditRule = Callable[[Float[Tensor, "M P"]], Float[Tensor, "M S"]]
-Normaliser = Callable[..., Float[Tensor, "N K"]]
+from learner.credit.normalisers import column_deviations, deviations
+from learner.credit.tables import CreditRule, RewardTables, along_windows
+from learner.credit.turning_point import turning_point
+from protocol.config.credit import CreditConfig, is_own, needs_of
+from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, one_line
+from protocol.import_path import find_function, foreign_file
 
 
-def along_windows(
-    rule: CreditRule,
-    rewards: Float[Tensor, "G N P"],
-    explored: Bool[Tensor, "G N T"],
-    skipped: Bool[Tensor, "G N T"] | None = None,
-) -> Float[Tensor, "G N T"]:
-    """Apply a rule to each trajectory's explored points: those before its stochastic steps, and the finished image.
+@dataclass(frozen=True)
+class Earned:
+    """What the steps of an iteration earn."""
 
-    The rule does not see the points that are skipped. Its step reward between two scored points is divided equally
-    among the stochastic steps between them.
+    step_rewards: Float[Tensor, "G N T"]
+    """NaN where it is not known."""
+    slopes: Float[Tensor, " T"] | None = None
+    """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
+    values: Float[Tensor, "G N P"] | None = None
+    """Calibrated value of each point, NaN where its reward is; None unless the rule takes these."""
 
-    Args:
-        rule: takes the points of trajectories that explored the same steps.
-        rewards: rewards of the points, P = T+1, NaN where missing.
-        explored: which steps of the schedule each trajectory took stochastically.
-        skipped: which points before these steps have no image, never the first; None if there are none.
 
-    Returns:
-        Step rewards, NaN for steps that a trajectory did not explore.
+def step_rewards(tables: RewardTables, config: CreditConfig) -> Earned:
+    """Apply the rule of the config to `tables.rewards`."""
+    rewards, is_calibrated = tables.rewards, config.values == "calibrated" and needs_of(config.rule).uses_values
+    if config.rule == "turning_point":
+        choice = config.turning_point
+        return Earned(
+            turning_point(
+                rewards,
+                tables.explored,
+                is_consistent=choice.is_consistent,
+                has_first_step=choice.has_first_step,
+                is_balanced=choice.is_balanced,
+            )
+        )
+    if config.rule == "tree":
+        finals = rewards[..., -1]
+        means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
+        return Earned(*judged(means, others, finals)) if is_calibrated else Earned(means)
+    values, slopes = calibrated(rewards) if is_calibrated else (None, None)
+    points = rewards if values is None else values
+    return Earned(along_windows(_rule_of(config), points, tables.explored, tables.skipped), slopes, values)
+
+
+def _rule_of(config: CreditConfig) -> CreditRule:
+    built_in: Mapping[str, CreditRule] = {
+        "uniform": uniform,
+        "gains": gains,
+        "gae": partial(gae, decay=config.gae_lambda),
+    }
+    return built_in.get(config.rule) or partial(own_rule, config.rule)
+
+
+def own_rule(path: str, rewards: Float[Tensor, "M P"]) -> Float[Tensor, "M S"]:
+    """Apply the function at an import path.
+
+    Raises:
+        ContractError: it fails, or does not return M x S floats that are finite or NaN.
     """
-    values = rewards.new_full(explored.shape, torch.nan)
-    scored = explored if skipped is None else explored & ~skipped
-    ways = torch.cat([explored, scored], dim=-1)
-    for way in ways.flatten(0, 1).unique(dim=0):
-        rows, (window, own) = (ways == way).all(-1), way.chunk(2)
-        points = torch.cat([own, own.new_ones(1)])
-        part = own[window].cumsum(0) - 1
-        shares = rule(rewards[rows][:, points]) / part.bincount(minlength=int(own.sum()))
-        values[rows.unsqueeze(-1) & window] = shares[:, part].flatten()
-    return values
+    wanted = (rewards.shape[0], rewards.shape[1] - 1)
+    try:
+        earned = find_function(path)(rewards.clone())
+    except FlowcreditError:
+        raise
+    except Exception as error:
+        raise ContractError(
+            f"credit.rule {path} must take rewards {list(rewards.shape)}, got {named_line(error, foreign_file(path))}"
+        ) from error
+    if not isinstance(earned, Tensor) or earned.shape != wanted or not earned.is_floating_point():
+        found = f"{earned.dtype} {list(earned.shape)}" if isinstance(earned, Tensor) else type(earned).__name__
+        raise ContractError(
+            f"credit.rule {path} must return step rewards {list(wanted)}, a tensor of floats, for rewards"
+            f" {list(rewards.shape)}, got {found}"
+        )
+    earned = earned.to(rewards.dtype)
+    if earned.isinf().any():
+        raise ContractError(
+            f"credit.rule {path} must return finite step rewards, or NaN for a missing one, got infinity"
+        )
+    return earned
+
+
+def require_rule(config: CreditConfig) -> None:
+    """Try a rule of the user's own on a few rewards.
+
+    Raises:
+        ConfigError: it cannot be found, fails, or mixes trajectories without saying so.
+    """
+    if not is_own(config.rule):
+        return
+    path, needs = config.rule, needs_of(config.rule)
+    rewards = torch.tensor([[0.1, 0.4, 0.2, 0.9], [0.5, torch.nan, 0.3, 0.7], [0.2, 0.2, 0.2, 0.2]])
+    if not needs.needs_points:
+        rewards[:, :-1] = torch.nan
+    try:
+        whole = own_rule(path, rewards)
+        alone = torch.cat([own_rule(path, row) for row in rewards.split(1)])
+        own_rule(path, rewards[:, -2:])
+    except ContractError as error:
+        raise ConfigError(one_line(error)) from error
+    if not needs.needs_iteration and not torch.allclose(whole, alone, equal_nan=True):
+        raise ConfigError(
+            f"credit.rule {path} must give a trajectory the same step rewards alone and among others, got different"
+            f" ones: if it compares trajectories, write {path.rpartition(':')[2]}.needs_iteration = True"
+        )
 
 
 def uniform(rewards: Float[Tensor, "M P"]) -> Float[Tensor, "M S"]:
@@ -88,28 +157,6 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
         for k in range(values.shape[1] - 2, -1, -1):
             values[:, k] += decay * values[:, k + 1]
     return values
-
-
-def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[Int[Tensor, "N T"], Int[Tensor, "N T"]]:
-    """Return each member's branch and parent at each step, in a shard whose branches split into two.
-
-    All members are in one state at first, so the parent of the widest branches is the whole shard.
-
-    Args:
-        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
-        members: N, those of the shard.
-        total: T.
-
-    Returns:
-        Indices of the first members of branch and parent. The last ones may have fewer members.
-    """
-    widest = max(strides.values(), default=1)
-    widths = [strides.get(k, 1) for k in range(total)]
-    member = torch.arange(members).unsqueeze(1)
-    branch, parent = (
-        torch.tensor(each) for each in (widths, [members if width == widest else 2 * width for width in widths])
-    )
-    return member // branch * branch, member // parent * parent
 
 
 def tree(
@@ -153,9 +200,6 @@ def judged(
     means: Float[Tensor, "G N T"],
     others: Float[Tensor, "G N T"],
     finals: Float[Tensor, "G N"],
-    *,
-    before: Float[Tensor, " T"] | None = None,
-    decay: float = 0.0,
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, " T"]]:
     """Calibrated trees: a step earns its branch's mean minus the part of it that the parent's other members predict.
 
@@ -171,8 +215,6 @@ def judged(
         means: from `tree`.
         others: from `tree`.
         finals: rewards of the finished images.
-        before: as in `calibrated`.
-        decay: as in `calibrated`.
 
     Returns:
         Step rewards, NaN where the mean is; slopes, NaN for a step without a branch that has others.
@@ -181,13 +223,11 @@ def judged(
     own, rest = means.double() - centre, others.double() - centre
     both = ~(own.isnan() | rest.isnan())
     above, below = (torch.where(both, product, 0.0).sum((0, 1)) for product in (own * rest, rest.square()))
-    slopes = _slopes(above, below, both.any(1).any(0), before=before, decay=decay)
+    slopes = _slopes(above, below, both.any(1).any(0))
     return (own - slopes.nan_to_num() * rest.nan_to_num()).float(), slopes
 
 
-def calibrated(
-    rewards: Float[Tensor, "G N P"], *, before: Float[Tensor, " T"] | None = None, decay: float = 0.0
-) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
+def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
     """Value calibration: a value V_k for each point in place of its reward, and the slopes b_k.
 
         d_k = r_k - mean over the group's members at point k
@@ -202,8 +242,6 @@ def calibrated(
 
     Args:
         rewards: all groups of the iteration; NaN where missing, and at points that a trajectory did not explore.
-        before: running slopes of the earlier iterations, NaN for a point without one.
-        decay: share of `before` in the slopes: b <- decay b_before + (1 - decay) b, where both are known.
 
     Returns:
         Values, NaN where the reward is; slopes, NaN for a step without a pair of scores, and 0 where a point's rewards
@@ -220,179 +258,13 @@ def calibrated(
             above[k] += (own * deviations(table[both, -1])).sum()
             below[k] += own.square().sum()
             seen[k] |= both.any()
-    slopes = _slopes(above, below, seen, before=before, decay=decay)
-    differences = torch.stack([_column_deviations(table) for table in tables])
+    slopes = _slopes(above, below, seen)
+    differences = torch.stack([column_deviations(table) for table in tables])
     return (differences * torch.cat([slopes, slopes.new_ones(1)])).float(), slopes
 
 
-def _slopes(
-    above: Float[Tensor, " T"],
-    below: Float[Tensor, " T"],
-    seen: Bool[Tensor, " T"],
-    *,
-    before: Float[Tensor, " T"] | None,
-    decay: float,
-) -> Float[Tensor, " T"]:
-    """Return clip(above / below, 0, 1), NaN for a step that is not seen, with a share of the earlier slopes."""
+def _slopes(above: Float[Tensor, " T"], below: Float[Tensor, " T"], seen: Bool[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Return clip(above / below, 0, 1), NaN for a step that is not seen."""
     slopes = torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), 0.0).clamp(0, 1)
     slopes[~seen] = torch.nan
-    if decay and before is not None:
-        pooled = torch.where(before.isnan(), slopes, decay * before + (1 - decay) * slopes)
-        slopes = torch.where(slopes.isnan(), before, pooled)
     return slopes
-
-
-def present(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
-    """Return the values that are not missing."""
-    return values[~values.isnan()]
-
-
-def deviations(values: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """Return the values minus their mean; exactly 0 if all are equal. NaN stays NaN and is in no mean."""
-    known = present(values)
-    if _differ(known):
-        return values - known.mean()
-    return torch.where(values.isnan(), values, 0.0)
-
-
-def joint(
-    values: Float[Tensor, "N K"], *, epsilon: float, ddof: int = 0, pool: Float[Tensor, "M K"] | None = None
-) -> Float[Tensor, "N K"]:
-    """A = (g - m) / (s + epsilon) with mean m and std s over all members and steps of the group.
-
-    Stepwise-Flow-GRPO (arXiv 2603.28718); on `uniform` step rewards it is Flow-GRPO's per-prompt normalisation
-    (arXiv 2505.05470), with a pool its `global_std`: the mean stays the prompt's own.
-
-    Args:
-        values: g, the group's step rewards.
-        epsilon: added to the std; 1e-4 in Flow-GRPO.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
-    """
-    advantages = torch.zeros(values.shape, dtype=torch.float64)
-    kept = present(values).double()
-    if _differ(kept):
-        over = kept if pool is None else present(pool).double()
-        advantages[~values.isnan()] = (kept - kept.mean()) / (over.std(correction=ddof) + epsilon)
-    return advantages.float()
-
-
-def per_step(
-    values: Float[Tensor, "N K"], *, epsilon: float, ddof: int = 0, pool: Float[Tensor, "M K"] | None = None
-) -> Float[Tensor, "N K"]:
-    """A = (g_k - m_k) / (s_k + epsilon) with the mean and std of each step over the members.
-
-    The ablation of Stepwise-Flow-GRPO, the advantage of DenseGRPO (arXiv 2601.20218, equation 10) and of TP-GRPO
-    (arXiv 2602.06422); with ddof 1 and epsilon 1e-8 on `uniform` step rewards DanceGRPO's (arXiv 2505.07818).
-
-    Args:
-        values: g, the group's step rewards.
-        epsilon: added to each std.
-        ddof: delta degrees of freedom of each std.
-        pool: step rewards of the iteration that the stds are taken over.
-
-    Returns:
-        A, 0 where g is missing.
-    """
-    steps = values.split(1, dim=1)
-    pools = [None] * len(steps) if pool is None else pool.split(1, dim=1)
-    columns = [joint(step, epsilon=epsilon, ddof=ddof, pool=own) for step, own in zip(steps, pools, strict=True)]
-    return torch.cat(columns, dim=1)
-
-
-def centred(
-    values: Float[Tensor, "N K"], *, epsilon: float, ddof: int = 0, pool: Float[Tensor, "M K"] | None = None
-) -> Float[Tensor, "N K"]:
-    """A = (g_k - m_k) / (s + epsilon) with each step's own mean and one std of all differences.
-
-    Ours: with `joint`, a step whose gains are mostly of one sign gives every member an advantage of that sign. In the
-    pool each step's mean is taken over the pool.
-
-    Args:
-        values: g, the group's step rewards.
-        epsilon: added to the std.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
-    """
-    pooled = None if pool is None else _column_deviations(pool)
-    return _scaled(_column_deviations(values), epsilon=epsilon, ddof=ddof, pool=pooled)
-
-
-def from_baseline(
-    values: Float[Tensor, "N K"],
-    *,
-    baseline: Float[Tensor, " K"],
-    epsilon: float,
-    ddof: int = 0,
-    pool: Float[Tensor, "M K"] | None = None,
-) -> Float[Tensor, "N K"]:
-    """A = (g_k - b_k) / (s + epsilon) with a baseline of each step and the std s of the differences, no further mean.
-
-    Stepwise-Flow-GRPO names an EMA baseline without its formula; this one is ours. See `updated_baseline`.
-
-    Args:
-        values: g, the group's step rewards.
-        baseline: b, known for every step that has a step reward.
-        epsilon: added to the std.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
-    """
-    if not _differ(present(values)):
-        return torch.zeros(values.shape)
-    pooled = None if pool is None else pool.double() - baseline.double()
-    return _scaled(values.double() - baseline.double(), epsilon=epsilon, ddof=ddof, pool=pooled)
-
-
-def updated_baseline(
-    baseline: Float[Tensor, " K"] | None, values: Float[Tensor, "M K"], *, decay: float
-) -> Float[Tensor, " K"]:
-    """b_k <- decay b_k + (1 - decay) mean(g_k) over all step rewards of the iteration; the first b is the first mean.
-
-    Args:
-        baseline: b, NaN for a step that has not been seen; None before the first iteration.
-        values: g, step rewards of all groups.
-        decay: share of b that stays, in [0, 1].
-
-    Returns:
-        The next b, float64; NaN for a step that still has not been seen.
-    """
-    valid = ~values.isnan()
-    counts = valid.sum(0)
-    means = torch.where(valid, values.double(), 0.0).sum(0) / counts
-    if baseline is None:
-        return means
-    blended = torch.where(baseline.isnan(), means, decay * baseline + (1 - decay) * means)
-    return torch.where(counts > 0, blended, baseline)
-
-
-def _column_deviations(values: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-    """Return the deviations of each column, in float64."""
-    return torch.stack([deviations(column) for column in values.double().unbind(1)], dim=1)
-
-
-def _scaled(
-    remainder: Float[Tensor, "N K"], *, epsilon: float, ddof: int, pool: Float[Tensor, "M K"] | None
-) -> Float[Tensor, "N K"]:
-    advantages = torch.zeros(remainder.shape, dtype=torch.float64)
-    kept = present(remainder)
-    if _differ(kept):
-        over = kept if pool is None else present(pool)
-        advantages[~remainder.isnan()] = kept / (over.std(correction=ddof) + epsilon)
-    return advantages.float()
-
-
-def _differ(known: Float[Tensor, " M"]) -> bool:
-    return bool(len(known) and known.max() > known.min())
-
-
-NORMALISERS: Mapping[str, Normaliser] = {"joint": joint, "per_step": per_step, "centred": centred, "ema": from_baseline}
-"""Normaliser by its name in the config."""

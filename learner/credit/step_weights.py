@@ -1,4 +1,4 @@
-"""Step weights: factors of each step's advantages, or of its step rewards before their normalisation."""
+"""Step weights: factors of each step's advantages."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ def step_weights(
         trained: those of them that the windows of a run hold; None for all.
 
     Returns:
-        float32 weights, 1 on average if the config asks for it.
+        float32 weights.
 
     Raises:
         ConfigError: all steps that the run trains have weight 0, or the powers of `noise` cannot be computed.
@@ -42,7 +42,7 @@ def step_weights(
             f"credit.step_weights must be above 0 for a step that is trained, one of {steps}, got {weights.tolist()}:"
             " nothing would train; raise one"
         )
-    return (weights / weights.mean() if config.mean_one else weights).float()
+    return weights.float()
 
 
 def piecewise(total: int, *, early: float, middle: float, late: float) -> Float[Tensor, " T"]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from learner.credit.rules import along_windows, gains
+from learner.credit.tables import along_windows
 
 
 def turning_point(
@@ -45,7 +45,8 @@ def turning_point(
     selected = along_windows(rule, rewards, explored)
     if is_balanced:
         selected = balanced(selected)
-    return torch.where(selected.isnan(), along_windows(gains, rewards, explored), selected)
+    gains = along_windows(partial(torch.diff, dim=1), rewards, explored)
+    return torch.where(selected.isnan(), gains, selected)
 
 
 def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_step: bool) -> Float[Tensor, "M S"]:
@@ -59,7 +60,7 @@ def aggregates(rewards: Float[Tensor, "M P"], *, is_consistent: bool, has_first_
     Returns:
         R_S - R_{k-1} in the columns of the selected steps, where it is not 0.
     """
-    final, changes = rewards[:, -1:], _sign(gains(rewards))
+    final, changes = rewards[:, -1:], _sign(rewards.diff(dim=1))
     agrees = changes * _sign(final - rewards[:, :1])
     selected = torch.zeros_like(agrees, dtype=torch.bool)
     selected[:, 1:] = (agrees[:, :-1] < 0) & (agrees[:, 1:] > 0)

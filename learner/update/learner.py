@@ -4,33 +4,27 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
 from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
-from learner.credit.assign import Assignment, RewardTables, assign_credit, reward_tables
+from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
+from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
 from learner.update.forward import ForwardObjective
-from learner.update.lanes import Gradient, Lanes, Seat
-from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics
-from learner.update.micro_batches import (
-    ShardTask,
-    StepChoice,
-    micro_batches,
-    noised_batches,
-    shard_tasks,
-    split_micro_batches,
-)
+from learner.update.lanes import Gradient, Lanes, Seat, added
+from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
+from learner.update.micro_batches import ShardTask, micro_batches, noised_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
 from learner.update.probe import probe_clean, probe_parity
+from learner.update.update import Findings, Finished, MiniBatch, PendingPiece, Update
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
@@ -41,66 +35,8 @@ Fetch = Callable[[Sequence[Any]], Iterable[Rollout]]
 """Turns handles of shards into their trajectories."""
 SCALER = "grad_scaler"
 """Prefix of float16's loss scale in the saved optimizer state; the other entries begin with a parameter's name."""
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """The groups of one optimizer step."""
-
-    first: int
-    """Index of its first group in the iteration."""
-    size: int
-    epoch: int
-    number: int
-    """Number of the optimizer step in the iteration, from 0."""
-
-    @staticmethod
-    def of(config: RunConfig, *, first: int, epoch: int) -> "MiniBatch":
-        """Find the mini-batch that a group belongs to.
-
-        Args:
-            config: the run's config.
-            first: a group's index in the iteration.
-            epoch: pass over the iteration, from 0.
-
-        Returns:
-            The mini-batch.
-        """
-        updates = config.learner.updates_per_iteration
-        size = config.group.per_iteration // updates
-        turn = first // size
-        return MiniBatch(first=turn * size, size=size, epoch=epoch, number=epoch * updates + turn)
-
-
-@dataclass(frozen=True)
-class PendingPiece:
-    """The result of one piece of a micro-batch, still on the device."""
-
-    order: tuple[int, int, int]
-    """As in `PieceStatistics`."""
-    k: int
-    losses: PairLosses
-    total: Float[torch.Tensor, ""]
-    """Sum of the losses."""
-
-
-@dataclass(frozen=True)
-class Findings:
-    """The results of an update on one worker's shards."""
-
-    pieces: Sequence[PieceStatistics]
-    probed: Mapping[str, float]
-    work: Mapping[str, float] = field(default_factory=dict)
-    """The work of the update, by the names `work/...` of docs/metrics.md."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The end of an update; the same on every worker."""
-
-    metrics: Mapping[str, float]
-    digest: str
-    """Digest of the new adapter, of `old` and of the reference."""
+GROWTH_INTERVAL = 100
+"""Optimizer steps without an overflow after which float16's loss scale doubles; an overflow halves it."""
 
 
 class Learner:
@@ -128,13 +64,13 @@ class Learner:
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device)
         start_adapter(self._lora, config)
-        self._scaler = GradScaler(self._device.type, enabled=config.model.dtype == "float16")
+        is_scaled = config.model.dtype == "float16"
+        self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
         self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
-        self._slopes: torch.Tensor | None = None
         self._step_weights = step_weights(
             config.credit.step_weights,
             total=self._policy.total_steps,
@@ -152,14 +88,9 @@ class Learner:
         self.iteration = 0
         self._credits: list[Credit] = []
         self._lanes = Lanes(self._lora.parameters)
-        self._before: LearnerState | None = None
+        self._update: Update | None = None
+        """The update in progress."""
         self._exported: Adapter | None = None
-        self._groups: list[ScoredGroup] = []
-        self._group_credits: list[Credit] = []
-        self._pieces: list[PieceStatistics] = []
-        self._pending: list[PendingPiece] = []
-        self._steps: list[StepStatistics] = []
-        self._probed: dict[str, float] = {}
         self._meter, self._host = Meter(device), Meter()
         self._rest()
 
@@ -169,12 +100,10 @@ class Learner:
 
     def begin(self) -> None:
         """Begin the update of an iteration; one that did not finish is undone."""
-        if self._before is not None:
-            self.restore(self._before)
-        self._before = self.state()
+        if self._update:
+            self.restore(self._update.before)
+        self._update = Update(self._config, self.state(), self._policy.strides)
         self._wake()
-        self._groups, self._group_credits, self._pieces, self._steps = [], [], [], []
-        self._probed, self._pending = {}, []
         self._work()
         self._lanes.clear()
         self._scaler.scale(torch.zeros((), device=self._device))  # sets the scale on a worker without a shard too
@@ -185,11 +114,15 @@ class Learner:
         Raises:
             ContractError: a group is incomplete or belongs to another iteration.
         """
-        self._require_own(groups, first=len(self._groups))
+        update = self._running
+        self._require_own(groups, first=len(update.groups))
+        # One by one where that is their credit, so that it never depends on which groups are complete together.
+        parts = [[group] for group in groups] if self._config.credits_groups_alone else [groups]
         with self._host.timed("crediting"):
-            tables, assignment = self._assigned(groups)
-        self._groups += groups
-        self._group_credits += _credits(tables, assignment, version=self.iteration + 1)
+            for part in parts:
+                assigned = _credits(*self._assigned(part), version=self.iteration + 1)
+                for group, credit in zip(part, assigned, strict=True):
+                    update.add(group, credit)
 
     def train(self, first: int, count: int, *, epoch: int) -> None:
         """Add the gradients of this worker's shards to its lanes.
@@ -203,16 +136,14 @@ class Learner:
             NonFiniteError: a loss is not finite.
             ParityError: the probe found that learner and rollout disagree.
         """
-        batch = MiniBatch.of(self._config, first=first, epoch=epoch)
-        tasks = self._tasks(batch, stop=first + count)
+        batch = self._running.batch(first, epoch)
+        tasks = batch.tasks(first, count)
         if self._seat.owns(0) and first == epoch == 0:
             self._probe(tasks[0])
-        keeps_idle = self._keeps_idle
-        skipped = sum(len(group.shards) for group in self._groups[batch.first : first])
         own = [
             task
-            for task in tasks[skipped:]
-            if self._seat.owns(task.number % self._config.learner.lanes) and task.teaching(keeps_idle=keeps_idle)
+            for task in tasks
+            if self._seat.owns(task.number % self._config.learner.lanes) and task.teaching(keeps_idle=self._keeps_idle)
         ]
         for task, rollout in zip(own, self._fetched(own), strict=True):
             with self._lanes.adding_to(task.number % self._config.learner.lanes), self._meter.timed("training"):
@@ -222,6 +153,10 @@ class Learner:
     def lane_sum(self) -> Gradient:
         """Add up this worker's lanes of the mini-batch, and begin the next one."""
         return self._lanes.take(range(self._seat.worker, self._config.learner.lanes, self._seat.workers))
+
+    def added(self, one: Gradient, other: Gradient) -> Gradient:
+        """Add the sums of two workers."""
+        return added(one, other)
 
     def step(self, gradient: Gradient, *, first: int, epoch: int) -> None:
         """Take an optimizer step with the gradient of all workers.
@@ -234,25 +169,24 @@ class Learner:
         Raises:
             NonFiniteError: the gradient is not finite. An overflow of float16 lowers the loss scale instead.
         """
-        batch = MiniBatch.of(self._config, first=first, epoch=epoch)
-        pairs = sum(task.pairs for task in self._tasks(batch, stop=first + batch.size))
+        batch = self._running.batch(first, epoch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learner.rate(self.iteration)
-        norm = self._take_step(gradient, scale=self._all_pairs(batch) / max(1, pairs))
-        self._steps.append(StepStatistics(pairs=pairs, grad_norm=norm))
+        norm, zeros = self._take_step(gradient, scale=self._divisor(batch) / max(1, batch.pairs))
+        self._running.steps.append(StepStatistics(pairs=batch.pairs, grad_norm=norm, zeros=zeros))
 
     def findings(self) -> Findings:
         """Return the results of the update on this worker's shards."""
-        return Findings(pieces=tuple(self._pieces), probed=self._probed, work=self._work())
+        return Findings(pieces=tuple(self._running.pieces), probed=self._running.probed, work=self._work())
 
-    def finish(self, findings: Sequence[Findings]) -> Finished:
+    def finish(self, *findings: Findings) -> Finished:
         """End the update with the findings of all workers; the adapter's version grows by one.
 
         Raises:
-            ContractError: no step of the iteration has a step reward, or credit of a group alone differs from its
-                credit among all groups.
+            ContractError: no step of the iteration has a step reward.
         """
-        groups = self._groups
+        update = self._running
+        groups = update.groups
         tables, assignment = self._assigned(groups)
         if assignment.step_rewards.isnan().all():
             reasons = (reason for group in groups for shard in group.shards for reason in shard.scores.reasons)
@@ -260,28 +194,21 @@ class Learner:
                 "an iteration needs at least one step reward whose scores are valid, got none; first reason:"
                 f" {next(filter(None, reasons), 'none given')}"
             )
-        if any(
-            not np.array_equal(held.advantages, own.numpy())
-            for held, own in zip(self._group_credits, assignment.advantages, strict=True)
-        ):
-            raise ContractError(
-                "groups must get the same credit alone and together, got different ones: a credit rule is wrong"
-            )
         first = self.iteration * len(groups)
-        self._baseline, self._credits = assignment.baseline, self._group_credits
-        self._slopes = assignment.slopes if self._config.credit.slopes_decay else None
-        self._groups = []  # their trajectories would stay in the object store until the next update
+        self._baseline, self._credits = assignment.baseline, update.credits
         if self._old:
             self._old.update(self._optimizer_steps())
         trained = update_metrics(
-            (piece for found in findings for piece in found.pieces), self._steps, has_ratios=not self._config.is_forward
+            (piece for found in findings for piece in found.pieces),
+            update.steps,
+            has_ratios=not self._config.is_forward,
         )
         rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
         if self._reference:
             is_reset = self._reference.update(self.iteration, trained["train/reference_kl"])
             trained["train/reference_reset"] = float(is_reset)
-        self._before = self._exported = None
+        self._update = self._exported = None  # groups hold handles, and those the trajectories in the object store
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
@@ -304,7 +231,7 @@ class Learner:
         """
         if not self._config.rolls_out_old:
             return self._trained()
-        return (self._before.old if self._before else self._copied(self._old)) or self._trained()
+        return (self._update.before.old if self._update else self._copied(self._old)) or self._trained()
 
     def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update, by its index."""
@@ -312,8 +239,8 @@ class Learner:
 
     def state(self) -> LearnerState:
         """Copy adapter, optimizer, running means and baseline; during an update, as they were before it."""
-        if self._before:
-            return self._before
+        if self._update:
+            return self._update.before
         optimizer: dict[str, np.ndarray] = {}
         for name, parameter in self._lora.parameters.items():
             for slot, value in self._optimizer.state.get(parameter, {}).items():
@@ -328,7 +255,6 @@ class Learner:
             old=self._copied(self._old),
             reference=self._copied(self._reference),
             baseline=_without_nan(self._baseline),
-            slopes=_without_nan(self._slopes),
         )
 
     def restore(self, state: LearnerState) -> None:
@@ -349,7 +275,7 @@ class Learner:
                 "a run whose reference moves resumes with it, got a state without one: start a fresh run from its"
                 " adapter with --fork"
             )
-        self._before = self._exported = None
+        self._update = self._exported = None
         self._wake()  # the state is loaded onto the device on which it is used
         self._lora.load(state.adapter)
         moments = {
@@ -368,14 +294,19 @@ class Learner:
             self._old.load(state.old or state.adapter)
         if self._reference:
             self._reference.load(state.reference or without(state.adapter))
-        self._baseline, self._slopes = _with_nan(state.baseline), _with_nan(state.slopes)
+        self._baseline = _with_nan(state.baseline)
         self.iteration = state.iteration
         self._rest()
 
+    @property
+    def _running(self) -> Update:
+        assert self._update, "`begin` comes first"
+        return self._update
+
     def _trained(self) -> Adapter:
         """Copy the trained adapter and compute its digest; once for each version."""
-        if self._before:
-            return self._before.adapter
+        if self._update:
+            return self._update.before.adapter
         self._exported = self._exported or self._lora.export(version=self.iteration)
         return self._exported
 
@@ -422,7 +353,6 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
-            slopes=self._slopes,
             kl=self._config.learner.kl,
         )
         return tables, assignment
@@ -454,51 +384,40 @@ class Learner:
             bound, device = self._config.learner.probe_bound, self._device
             with self._lora.holding(self._old.tensors) if self._old and self._config.rolls_out_old else nullcontext():
                 if rollout.log_probs is None:
-                    self._probed = probe_clean(
+                    self._running.probed = probe_clean(
                         self._policy, rollout, seed=self._config.seed, bound=bound, device=device
                     )
                 else:
-                    self._probed = probe_parity(self._policy, rollout, bound=bound, device=device)
+                    self._running.probed = probe_parity(self._policy, rollout, bound=bound, device=device)
 
-    def _tasks(self, batch: "MiniBatch", *, stop: int) -> list[ShardTask]:
-        """Return the tasks of the mini-batch's shards, up to the group `stop`."""
-        own = slice(batch.first, stop)
-        return shard_tasks(
-            self._groups[own], self._group_credits[own], choice=self._choice(batch), strides=self._policy.strides
-        )
+    def _divisor(self, batch: MiniBatch) -> int:
+        """Return the number that divides each loss before its backward: all pairs of the mini-batch.
 
-    def _choice(self, batch: "MiniBatch") -> StepChoice:
-        settings = self._config.learner
-        return StepChoice(
-            fraction=settings.step_fraction,
-            seed=self._config.seed,
-            epoch=batch.epoch,
-            subsample_below=settings.subsample_below,
-        )
+        In float16 it is 1, and only the sum is divided, in float32: one pair's share of a mean over thousands of pairs
+        has gradients below float16's smallest number.
+        """
+        return 1 if self._scaler.is_enabled() else batch.all_pairs
 
-    def _all_pairs(self, batch: "MiniBatch") -> int:
-        """Count the pairs of the mini-batch as if no score were missing; all its groups have as many as the first."""
-        return batch.size * sum(task.all_pairs for task in self._tasks(batch, stop=batch.first + 1))
-
-    def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> None:
+    def _add_gradients(self, task: ShardTask, rollout: Rollout, batch: MiniBatch) -> None:
         """Run every micro-batch of a shard forward and backward."""
-        all_pairs = self._all_pairs(batch)
+        divisor = self._divisor(batch)
         for piece, (k, losses) in enumerate(self._losses(task, rollout, batch)):
             total = losses.loss.sum()
-            self._scaler.scale(total / all_pairs).backward()
+            self._scaler.scale(total / divisor).backward()
             order = (batch.number, task.number, piece)
-            self._pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
+            self._running.pending.append(PendingPiece(order=order, k=k, losses=losses.detached(), total=total.detach()))
 
     def _settle(self) -> None:
         """Copy the results of the micro-batches from the device; nothing has waited for the device before."""
-        for piece in self._pending:
+        update = self._running
+        for piece in update.pending:
             loss = piece.total.item()
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the loss of step {piece.k} must be finite, got {loss}")
-            self._pieces.append(PieceStatistics.of(piece.order, piece.losses, loss))
-        self._pending = []
+            update.pieces.append(PieceStatistics.of(piece.order, piece.losses, loss))
+        update.pending = []
 
-    def _losses(self, task: ShardTask, rollout: Rollout, batch: "MiniBatch") -> Iterator[tuple[int, PairLosses]]:
+    def _losses(self, task: ShardTask, rollout: Rollout, batch: MiniBatch) -> Iterator[tuple[int, PairLosses]]:
         """Run the objective over a shard's micro-batches; yield each one's step and losses."""
         config, device = self._config, self._device
         if self._old:
@@ -511,7 +430,7 @@ class Learner:
                 self._reference,
             )
             is_group = config.learner.objective == "dgpo"
-            noised = noised_batches(task, rollout, device=device, choice=self._choice(batch), shares_noise=is_group)
+            noised = noised_batches(task, rollout, device=device, choice=batch.choice, shares_noise=is_group)
             noised = (replace(each, weight=forward.group_weight(each)) for each in noised) if is_group else noised
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
@@ -521,14 +440,15 @@ class Learner:
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
 
-    def _take_step(self, gradient: Gradient, *, scale: float) -> float | None:
-        """Clip and step; return the gradient's norm before clipping, or None if no step was taken."""
+    def _take_step(self, gradient: Gradient, *, scale: float) -> tuple[float | None, float | None]:
+        """Clip and step; return the gradient's norm before clipping and its zeros, or None if no step was taken."""
         if not gradient:
-            return None
+            return None, None
         for name, parameter in self._lora.parameters.items():
             held = gradient.get(name)
             parameter.grad = None if held is None else torch.tensor(held, device=self._device).mul_(scale)
         self._scaler.unscale_(self._optimizer)
+        zeros = zero_share(self._lora.parameters)
         norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)
         is_overflow = not torch.isfinite(norm)
         if is_overflow and self._scaler.get_scale() <= 1:
@@ -537,10 +457,10 @@ class Learner:
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         if is_overflow:
-            return None
+            return None, None
         if self._average:
             self._average.update(self._optimizer_steps())
-        return norm.item()
+        return norm.item(), zeros
 
     def _optimizer_steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from learner.credit.assign import Assignment, RewardTables
-from learner.credit.rules import along_windows, gains, present
+from learner.credit.assign import Assignment
+from learner.credit.normalisers import present
+from learner.credit.rules import gains
+from learner.credit.tables import RewardTables, along_windows
 from learner.update.objective import PairLosses
 from protocol.messages import ScoredGroup
 
@@ -61,7 +63,31 @@ class StepStatistics:
     pairs: int
     """Number of pairs over which its loss is averaged."""
     grad_norm: float | None
-    """Before clipping; None if no step was taken."""
+    """Before clipping; None, with `zeros`, if no step was taken."""
+    zeros: float | None = None
+    """The gradient's `zero_share`."""
+
+
+def zero_share(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Compute the share of zeros in an adapter's gradient.
+
+    A matrix A whose B is still all 0 is left out: there the gradient of A is 0 by its definition, B^T times something.
+
+    Args:
+        parameters: by name, with their gradients; those without one are left out.
+
+    Returns:
+        The share, in [0, 1]; 0 if nothing is left.
+    """
+    gradients = [
+        parameter.grad
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and ("lora_A" not in name or parameters[name.replace("lora_A", "lora_B")].any())
+    ]
+    if not gradients:
+        return 0.0
+    elements = sum(gradient.numel() for gradient in gradients)
+    return 1 - torch.stack([gradient.count_nonzero() for gradient in gradients]).sum().item() / elements
 
 
 def update_metrics(
@@ -80,9 +106,11 @@ def update_metrics(
     ordered = sorted(pieces, key=lambda piece: piece.order)
     losses = [piece.loss / steps[piece.order[0]].pairs for piece in ordered]
     grad_norms = [step.grad_norm for step in steps if step.grad_norm is not None]
+    zeros = [step.zeros for step in steps if step.zeros is not None]
     return {
         "train/loss": float(np.sum(losses)) / max(1, len(grad_norms)),
         "train/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
+        **({"train/zero_gradients": float(np.mean(zeros))} if zeros else {}),
         **(_ratios(ordered) if has_ratios else {}),
         "train/reference_kl": _joined([piece.divergences for piece in ordered], empty=0.0).mean().item(),
         **_own(ordered),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flow.maths.noise import SHARED, forward_noise
 from flow.pieces import even_pieces
-from learner.credit.assign import Strides, no_strides
+from learner.credit.tables import Strides, no_strides
 from protocol.errors import ContractError
 from protocol.messages import Credit, Prompt, Rollout, ScoredGroup, ScoredShard, ShardFacts
 
@@ -46,10 +46,6 @@ class MicroBatch(Pairs):
     old_log_prob: Float[Tensor, " N"]
     old_mean: Float[Tensor, "N C H W"] | None = None
     """Mean of the step under the policy that rolled it out, if the objective compares it."""
-    target: Float[Tensor, "N C H W"] | None = None
-    """Clean latents that the step led to, if the objective regresses on them."""
-    factor: float = 1.0
-    """Factor of the loss; above 1 if micro-batches like this one train only sometimes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +71,6 @@ class StepChoice:
     seed: int = 0
     epoch: int = 0
     """Part of the key of the choice, with seed, iteration, group and first member."""
-    subsample_below: float = 0.0
-    """Mean |advantage| below which a micro-batch trains only sometimes; 0 trains all."""
 
     def columns(self, facts: ShardFacts) -> list[int]:
         """Choose the trained ones of the shard's stochastic steps: columns of its `log_probs`, ascending."""
@@ -88,40 +82,6 @@ class StepChoice:
         key = np.random.SeedSequence([self.seed, request.iteration, request.group, request.first_member, self.epoch])
         order = np.random.Generator(np.random.Philox(key)).permutation(steps)
         return sorted(order[:count].tolist())
-
-    def factors(self, facts: ShardFacts, sizes: Mapping[int, float]) -> dict[int, float]:
-        """Choose which micro-batches of a shard train, each by its own random number.
-
-        Args:
-            facts: the shard.
-            sizes: mean |advantage| of the micro-batch at each trained step k.
-
-        Returns:
-            The factor of the loss by step; steps that always train are left out.
-        """
-        request, found = facts.request, {}
-        for k, size in sizes.items():
-            if size < self.subsample_below:
-                key = [self.seed, request.iteration, request.group, request.first_member, self.epoch, k, SUBSAMPLE]
-                number = np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).random()
-                found[k] = subsample_factor(size / self.subsample_below, number)
-        return found
-
-
-SUBSAMPLE = 1
-"""Last part of the key of `StepChoice.factors`, so that no other choice has the same key."""
-
-
-def subsample_factor(chance: float, number: float) -> float:
-    """Return the factor of a loss that trains with a chance: 1 / chance with this chance, else 0, so 1 on average.
-
-    It is importance sampling (Horvitz and Thompson, 1952): the expected gradient is the whole one.
-
-    Args:
-        chance: probability in [0, 1].
-        number: uniform random number in [0, 1).
-    """
-    return 1 / chance if number < chance else 0.0
 
 
 @dataclass(frozen=True)
@@ -138,8 +98,6 @@ class ShardTask:
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
     """By step: how many neighbouring members share it, from `FlowPolicy.strides`; only the first of them trains."""
-    factors: Mapping[int, float] = field(default_factory=dict)
-    """By step: the factor of its loss if it is not 1; 0 leaves the micro-batch out."""
     doubtful: Bool[np.ndarray, " N"] | None = None
     """Which members have the KL penalty; None for all."""
 
@@ -167,12 +125,8 @@ class ShardTask:
         return [
             column
             for column, k in zip(self.columns, self.steps, strict=True)
-            if self.factors.get(k, 1.0) and (self.advantages[:, k].any() or (keeps_idle and self.valid[:, k].any()))
+            if self.advantages[:, k].any() or (keeps_idle and self.valid[:, k].any())
         ]
-
-    def sizes(self) -> dict[int, float]:
-        """Return the mean |advantage| of the micro-batch at each trained step k."""
-        return {k: float(np.abs(self.advantages[:: self.strides.get(k, 1), k]).mean()) for k in self.steps}
 
 
 def shard_tasks(
@@ -180,14 +134,16 @@ def shard_tasks(
     group_credits: Sequence[Credit],
     *,
     choice: StepChoice,
+    first: int = 0,
     strides: Strides = no_strides,
 ) -> list[ShardTask]:
-    """Make the tasks of a mini-batch's shards in their fixed order: group, then shard.
+    """Make the tasks of the shards of a mini-batch's groups in their fixed order: group, then shard.
 
     Args:
-        groups: the groups of the mini-batch.
+        groups: neighbouring groups of the mini-batch.
         group_credits: one for each group.
         choice: which steps are trained.
+        first: number of their first shard in the mini-batch.
         strides: `FlowPolicy.strides` of the policy that rolled out.
 
     Returns:
@@ -199,7 +155,7 @@ def shard_tasks(
             request = shard.facts.request
             rows = slice(request.first_member, request.first_member + request.members)
             task = ShardTask(
-                number=len(tasks),
+                number=first + len(tasks),
                 shard=shard,
                 advantages=credit.advantages[rows],
                 valid=~np.isnan(credit.step_rewards[rows]),
@@ -207,8 +163,7 @@ def shard_tasks(
                 strides=strides(shard.facts.steps),
                 doubtful=None if credit.doubtful is None else credit.doubtful[rows],
             )
-            factors = choice.factors(shard.facts, task.sizes()) if choice.subsample_below else {}
-            tasks.append(replace(task, factors=factors))
+            tasks.append(task)
     return tasks
 
 
@@ -249,8 +204,6 @@ def micro_batches(
             valid=_tensor(task.valid[rows, k], device),
             doubtful=None if task.doubtful is None else _tensor(task.doubtful[rows], device),
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
-            target=None if rollout.targets is None else _tensor(rollout.targets[rows, column], device),
-            factor=task.factors.get(k, 1.0),
             alike=same,
         )
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flow.adapter.lora import Lora
-from flow.maths.transition import Transition, per_sample
+from flow.maths.transition import Transition
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.ema import ReferenceAdapter
@@ -31,8 +31,7 @@ class PairLosses:
     """New over old density, exactly 1 before the first update; for `guarded` GRPO-Guard's ratio; None for an objective
     without densities."""
     outside: Bool[Tensor, " N"] | None
-    """Whether the pair has left the clip range, or for `masked` the divergence bound; `distillation` has neither. None
-    if `ratio` is None."""
+    """Whether the pair has left the clip range, or for `masked` the divergence bound; None if `ratio` is None."""
     kl: Float[Tensor, " N"]
     """Divergence from the model without adapter; 0 when the term is off, and where the pair does not count."""
     valid: Bool[Tensor, " N"]
@@ -66,7 +65,7 @@ class Objective:
         transition, velocity = self.policy.transition(
             micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
         )
-        loss, ratio, outside = self._policy_term(micro_batch, transition, velocity)
+        loss, ratio, outside = self._policy_term(micro_batch, transition)
         kl = torch.zeros_like(loss)
         if reference is not None:
             kl = divergence(
@@ -78,7 +77,7 @@ class Objective:
             kl = kl if micro_batch.doubtful is None else kl * micro_batch.doubtful
             loss = loss + self.config.kl.weight * kl
         return PairLosses(
-            loss=loss * micro_batch.valid * micro_batch.factor,
+            loss=loss * micro_batch.valid,
             ratio=ratio,
             outside=outside,
             kl=kl.detach() * micro_batch.valid,
@@ -86,15 +85,11 @@ class Objective:
         )
 
     def _policy_term(
-        self, micro_batch: MicroBatch, transition: Transition, velocity: Tensor
+        self, micro_batch: MicroBatch, transition: Transition
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, " N"]]:
         """Return loss, ratio and whether each pair has left the trust region."""
         config = self.config
         log_ratio = transition.log_prob(micro_batch.next_latents) - micro_batch.old_log_prob
-        if config.objective == "distillation":
-            target = self._target(micro_batch)
-            loss = weighted_regression(velocity=velocity, target=target, advantages=micro_batch.advantages)
-            return loss, log_ratio.detach().exp(), torch.zeros_like(micro_batch.valid)
         if config.objective == "masked":
             old = Transition(mean=self._old_mean(micro_batch), std=transition.std)
             divergence = old.kl(transition)
@@ -130,12 +125,6 @@ class Objective:
             return self.policy.transition(
                 micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
             )
-
-    def _target(self, micro_batch: MicroBatch) -> Float[Tensor, "N C H W"]:
-        if micro_batch.target is None:
-            raise ContractError("objective distillation needs the completions of the rollout, got none")
-        sigma = self.policy.sigma(micro_batch.k, micro_batch.latents)
-        return (micro_batch.latents - micro_batch.target) / per_sample(sigma, micro_batch.latents)
 
 
 def reference_of(lora: Lora, reference: ReferenceAdapter | None) -> AbstractContextManager[None]:
@@ -267,21 +256,3 @@ def masked_surrogate(
     loss = -advantages * ratio
     moves_on = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
     return torch.where((divergence > bound) & moves_on, loss.detach(), loss), ratio
-
-
-def weighted_regression(
-    *, velocity: Float[Tensor, "B ..."], target: Float[Tensor, "B ..."], advantages: Float[Tensor, " B"]
-) -> Float[Tensor, " B"]:
-    """max(A, 0) mean_d (v - target)^2: moves the velocity towards where good steps led, without a ratio.
-
-    Ours, after Stepwise-Flow-GRPO's "ODE-based progressive distillation variant", of which no formula is public.
-
-    Args:
-        velocity: v, carries the gradient [B, ...].
-        target: (x_k - C) / sigma_k, the straight velocity to the completion C of the point after the step [B, ...].
-        advantages: A [B]; pairs with A below 0 have loss 0.
-
-    Returns:
-        The loss of each pair [B].
-    """
-    return advantages.clamp(min=0) * (velocity - target).square().flatten(1).mean(1)

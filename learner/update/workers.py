@@ -5,27 +5,22 @@ passes the handles on. So a worker that raises ends the update at once, and no w
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import Any, NewType, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from learner.update.lanes import Gradient, added
-from learner.update.learner import Findings, Finished, Learner
+from learner.update.lanes import Gradient
+from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
 from protocol.messages import ScoredGroup
 from protocol.ports import Metrics
 
-GradientHandle = NewType("GradientHandle", Gradient)
-"""Stands for a `Gradient`: the mapping itself or a reference to it in an object store."""
-FindingsHandle = NewType("FindingsHandle", Findings)
-"""Stands for `Findings`."""
-GroupsHandle = NewType("GroupsHandle", Sequence[ScoredGroup])
-"""Stands for groups: the groups themselves or a reference to them."""
-
+P = ParamSpec("P")
 Result = TypeVar("Result")
-
-
+Work = Callable[Concatenate[Learner, P], Result]
+"""A method of `Learner`."""
 Coming = asyncio.Future[ScoredGroup]
 """A group that is complete or still being made."""
 
@@ -39,50 +34,23 @@ class Run(Protocol):
 
 
 class Worker(Protocol):
-    """A `learner.update.learner.Learner`, in this process or another one. It takes one call at a time."""
+    """The door to a `Learner`, in this process or another one. It takes one call at a time.
 
-    async def begin(self) -> None:
-        """Begin the update of an iteration."""
+    await worker.call(Learner.train, 0, 4, epoch=0)
+    gradient = await worker.keep(Learner.lane_sum)
+    await worker.call(Learner.step, gradient, first=0, epoch=0)
+    """
+
+    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner and return its result."""
         ...
 
-    async def feed(self, groups: GroupsHandle) -> None:
-        """Take the next groups of the iteration."""
-        ...
+    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner; its result stays where it is.
 
-    async def train(self, first: int, count: int, *, epoch: int) -> None:
-        """Add the gradients of this worker's shards to its lanes.
-
-        Args:
-            first: the first of the fed groups to train on.
-            count: how many groups.
-            epoch: pass over the iteration, from 0.
+        Returns:
+            The result itself, or a reference to it. Only the arguments of other calls can hold it.
         """
-        ...
-
-    async def lane_sum(self) -> GradientHandle:
-        """Add up this worker's lanes."""
-        ...
-
-    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
-        """Add two gradients."""
-        ...
-
-    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
-        """Take an optimizer step.
-
-        Args:
-            gradient: sum of all lanes.
-            first: the mini-batch's first group.
-            epoch: pass over the iteration, from 0.
-        """
-        ...
-
-    async def findings(self) -> FindingsHandle:
-        """Return the results of the update on this worker's shards."""
-        ...
-
-    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
-        """End the update."""
         ...
 
 
@@ -91,7 +59,7 @@ async def at_once(work: Callable[[], Result]) -> Result:
     return work()
 
 
-class NearWorker:
+class InProcessWorker:
     """A `Worker` in this process."""
 
     def __init__(self, learner: Learner, run: Run = at_once) -> None:
@@ -103,37 +71,13 @@ class NearWorker:
         self._learner = learner
         self._run = run
 
-    async def begin(self) -> None:
-        """Begin the update of an iteration."""
-        await self._run(self._learner.begin)
+    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner and return its result."""
+        return await self._run(lambda: work(self._learner, *args, **named))
 
-    async def feed(self, groups: GroupsHandle) -> None:
-        """Take the next groups of the iteration."""
-        await self._run(lambda: self._learner.feed(groups))
-
-    async def train(self, first: int, count: int, *, epoch: int) -> None:
-        """Add the gradients of this worker's shards to its lanes."""
-        await self._run(lambda: self._learner.train(first, count, epoch=epoch))
-
-    async def lane_sum(self) -> GradientHandle:
-        """Add up this worker's lanes."""
-        return GradientHandle(await self._run(self._learner.lane_sum))
-
-    async def added(self, one: GradientHandle, other: GradientHandle) -> GradientHandle:
-        """Add two gradients."""
-        return GradientHandle(await self._run(lambda: added(one, other)))
-
-    async def step(self, gradient: GradientHandle, *, first: int, epoch: int) -> None:
-        """Take an optimizer step."""
-        await self._run(lambda: self._learner.step(gradient, first=first, epoch=epoch))
-
-    async def findings(self) -> FindingsHandle:
-        """Return the results of the update on this worker's shards."""
-        return FindingsHandle(await self._run(self._learner.findings))
-
-    async def finish(self, findings: Sequence[FindingsHandle]) -> Finished:
-        """End the update."""
-        return await self._run(lambda: self._learner.finish(findings))
+    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        """Run a method of the learner and return its result."""
+        return await self.call(work, *args, **named)
 
 
 async def update(
@@ -141,7 +85,7 @@ async def update(
     workers: Sequence[Worker],
     coming: Sequence[Coming],
     *,
-    share: Callable[[Sequence[ScoredGroup]], GroupsHandle] = GroupsHandle,
+    share: Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup]] = lambda groups: groups,
 ) -> Metrics:
     """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
 
@@ -152,7 +96,7 @@ async def update(
         config: the run's config.
         workers: W workers, in the order of their seats; W divides `learner.lanes`.
         coming: the groups of the iteration, in order; complete or still being made.
-        share: makes one handle of all groups for all workers, if they are complete before the update.
+        share: makes one reference to all groups for all workers, if they are complete before the update.
 
     Returns:
         Metrics by name.
@@ -164,28 +108,30 @@ async def update(
     """
     is_early = config.trains_early
     groups = [] if is_early else [await _complete(group) for group in coming]
-    await _each(workers, lambda worker: worker.begin())
+    await _all(workers, Learner.begin)
     if groups:
-        shared = share(groups)
-        await _each(workers, lambda worker: worker.feed(shared))
+        await _all(workers, Learner.feed, share(groups))
     size = config.group.per_iteration // config.learner.updates_per_iteration
+    adding_s = 0.0
     for epoch in range(config.learner.epochs):
         for first in range(0, len(coming), size):
             if is_early and epoch == 0:
-                await _each(workers, lambda worker, at=first: _follow(worker, coming, first=at, stop=at + size))
+                await _together(_follow(worker, coming, first=first, stop=first + size) for worker in workers)
             else:
-                await _each(workers, lambda worker, at=first, turn=epoch: worker.train(at, size, epoch=turn))
-            total = await _gradient(workers)
-            await _each(workers, lambda worker, at=first, turn=epoch, g=total: worker.step(g, first=at, epoch=turn))
-    findings = await _each(workers, lambda worker: worker.findings())
-    finished = await _each(workers, lambda worker: worker.finish(findings))
+                await _all(workers, Learner.train, first, size, epoch=epoch)
+            began = time.monotonic()
+            gradient = await _gradient(workers)
+            adding_s += time.monotonic() - began
+            await _all(workers, Learner.step, gradient, first=first, epoch=epoch)
+    findings = await _together(worker.keep(Learner.findings) for worker in workers)
+    finished = await _all(workers, Learner.finish, *findings)
     digests = [each.digest for each in finished]
     if len(set(digests)) > 1:
         raise ContractError(
             f"all learner workers must hold the same adapter after an update, got digests"
             f" {[digest[:12] for digest in digests]}: give them equal machines and library versions"
         )
-    return finished[0].metrics
+    return {**finished[0].metrics, "update/reduction_seconds": adding_s}
 
 
 async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop: int) -> None:
@@ -193,8 +139,8 @@ async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop:
     while first < stop:
         await _complete(coming[first])
         groups = [group.result() for group in takewhile(lambda each: each.done(), coming[first:stop])]
-        await worker.feed(GroupsHandle(groups))
-        await worker.train(first, len(groups), epoch=0)
+        await worker.call(Learner.feed, groups)
+        await worker.call(Learner.train, first, len(groups), epoch=0)
         first += len(groups)
 
 
@@ -204,21 +150,22 @@ async def _complete(group: Coming) -> ScoredGroup:
     return group.result()
 
 
-async def _gradient(workers: Sequence[Worker]) -> GradientHandle:
+async def _gradient(workers: Sequence[Worker]) -> Gradient:
     """Add the workers' lane sums: the last levels of the tree of `learner.update.lanes`."""
-    held = await _each(workers, lambda worker: worker.lane_sum())
+    held = await _together(worker.keep(Learner.lane_sum) for worker in workers)
     while len(held) > 1:
         half = len(held) // 2
         pairs: Iterable[Any] = zip(workers[:half], held[:half], held[half:], strict=True)
-        held = await _together(worker.added(one, other) for worker, one, other in pairs)
+        held = await _together(worker.keep(Learner.added, one, other) for worker, one, other in pairs)
     return held[0]
 
 
-async def _each(workers: Sequence[Worker], call: Callable[[Worker], Awaitable[Any]]) -> list[Any]:
-    return await _together(call(worker) for worker in workers)
+async def _all(workers: Sequence[Worker], work: Work[P, Result], *args: P.args, **named: P.kwargs) -> list[Result]:
+    """Call a method of every worker's learner."""
+    return await _together(worker.call(work, *args, **named) for worker in workers)
 
 
-async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+async def _together(calls: Iterable[Awaitable[Result]]) -> list[Result]:
     """Wait for all calls; the first one that raises ends the wait."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

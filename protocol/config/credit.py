@@ -1,17 +1,72 @@
 """The section `credit`: how rewards become advantages."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Section, Weight
+from protocol.errors import ConfigError, named_line, suggest
+from protocol.import_path import find_function
 
-CREDIT_RULES_OF_POINTS = frozenset({"gains", "gae", "turning_point"})
-"""Credit rules that compare rewards along the trajectory; they need every point completed and scored."""
+
+@dataclass(frozen=True)
+class RuleNeeds:
+    """What a credit rule needs. A function of the user's own says so in attributes of these names."""
+
+    needs_points: bool = True
+    """It compares rewards along the trajectory, so the points are completed and scored; else only finished images."""
+    uses_values: bool = True
+    """It takes calibrated values if `credit.values` asks for them; else always rewards."""
+    needs_iteration: bool = False
+    """It compares trajectories, so no group can train before the iteration's last one is scored."""
+
+
+RULES: Mapping[str, RuleNeeds] = MappingProxyType(
+    {
+        "uniform": RuleNeeds(needs_points=False, uses_values=False),
+        "gains": RuleNeeds(),
+        "gae": RuleNeeds(),
+        "turning_point": RuleNeeds(uses_values=False, needs_iteration=True),
+        "tree": RuleNeeds(needs_points=False),
+    }
+)
+"""The built-in credit rules; `learner.credit.rules` has their formulas."""
+
+
+def is_own(rule: str) -> bool:
+    """Tell whether a credit rule is the import path of a function of the user's own."""
+    return ":" in rule
+
+
+def needs_of(rule: str) -> RuleNeeds:
+    """Return what a credit rule needs; the module or file of an import path is imported.
+
+    Raises:
+        ConfigError: there is no such function, or it says something else than true or false.
+    """
+    if not is_own(rule):
+        return RULES[rule]
+    try:
+        function = find_function(rule)
+    except ImportError as error:
+        raise ConfigError(f"credit.rule {rule} cannot be imported: {named_line(error)}") from error
+    needs_points = getattr(function, "needs_points", True)
+    needs = {
+        "needs_points": needs_points,
+        "uses_values": getattr(function, "uses_values", needs_points),
+        "needs_iteration": getattr(function, "needs_iteration", False),
+    }
+    for name, value in needs.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} of credit.rule {rule} must be True or False, got {value!r}")
+    return RuleNeeds(**needs)
 
 
 class StepWeightConfig(Section):
-    """Step weights: one factor for each denoising step, applied to its advantages or its step rewards."""
+    """Step weights: one factor for each denoising step; they multiply advantages after normalisation and clip."""
 
     rule: Literal["none", "piecewise", "noise", "table"] = "noise"
     """`none`: all 1; `piecewise`: `early`, `middle` and `late`; `noise`: a power of the step's std, divided by the mean
@@ -30,11 +85,6 @@ class StepWeightConfig(Section):
     TempFlow-GRPO's released code."""
     table: tuple[Weight, ...] = ()
     """`table`: one weight of at least 0 for each of the T steps."""
-    mean_one: bool = False
-    """Scale the weights so that their mean over the schedule is 1."""
-    order: Literal["after", "before"] = "after"
-    """`after`: weights multiply advantages after normalisation and clip; `before`: they multiply step rewards before
-    the normalisation."""
 
     @model_validator(mode="after")
     def _trains(self) -> "StepWeightConfig":
@@ -43,22 +93,12 @@ class StepWeightConfig(Section):
                 f"credit.step_weights.table must hold a weight above 0, got {list(self.table)}: no step would train;"
                 " raise one"
             )
-        if self.rule == "piecewise" and not any(self._parts):
+        if self.rule == "piecewise" and not any((self.early, self.middle, self.late)):
             raise ValueError(
                 "credit.step_weights must have early, middle or late above 0, got 0 for all: no step would train;"
                 " raise one"
             )
-        given = self.table if self.rule == "table" else self._parts if self.rule == "piecewise" else ()
-        if self.order == "before" and 0.0 in given:
-            raise ValueError(
-                "credit.step_weights.order must be `after` where a weight is 0, got 'before': the normalisation would"
-                " turn a step reward of 0 into an advantage"
-            )
         return self
-
-    @property
-    def _parts(self) -> tuple[float, float, float]:
-        return self.early, self.middle, self.late
 
 
 class TurningPointConfig(Section):
@@ -76,17 +116,16 @@ class TurningPointConfig(Section):
 class CreditConfig(Section):
     """How rewards become advantages."""
 
-    rule: Literal["uniform", "gains", "gae", "turning_point", "tree"] = "gae"
+    rule: str = "gae"
     """Step rewards. `uniform`: the final reward for every step; `tree`: the mean final reward of all members that share
     the step (`sampling.splits`); `gains`: the difference of the values at the step's two points; `gae`: the decayed sum
-    of the gains from this step on; `turning_point`: gains, and at turning points the sum of all gains from there on."""
+    of the gains from this step on; `turning_point`: gains, and at turning points the sum of all gains from there on.
+    Or a function of your own: a file `folder/mine.py:function` or an import path `package.module:function`."""
     values: Literal["raw", "calibrated"] = "calibrated"
-    """Value of a point for `gains` and `gae`. `raw`: its reward. `calibrated`: its reward minus the group's mean, times
-    the slope of a regression of final rewards on it over this iteration. For `tree`: `raw` compares each branch with
-    the group; `calibrated` subtracts what the other members of the state in which it split predict, likewise by the
-    slope of a regression."""
-    slopes_decay: Decay = 0.0
-    """`calibrated`: share of the earlier iterations' slopes that an iteration keeps, in [0, 1); 0 keeps none."""
+    """Value of a point for `gains`, `gae` and a function of your own. `raw`: its reward. `calibrated`: its reward minus
+    the group's mean, times the slope of a regression of final rewards on it over this iteration. For `tree`: `raw`
+    compares each branch with the group; `calibrated` subtracts what the other members of the state in which it split
+    predict, likewise by the slope of a regression."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
     """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
@@ -115,12 +154,12 @@ class CreditConfig(Section):
     """Name of a reward (scorer `diversity`) that says how much a member differs from its group. Advantages above 0 are
     multiplied by it and divided by its mean in the group (GARDO). null: no scaling."""
 
-    @model_validator(mode="after")
-    def _weights_act(self) -> "CreditConfig":
-        weights = self.step_weights
-        if weights.rule != "none" and weights.order == "before" and self.normalise == "per_step":
+    @field_validator("rule")
+    @classmethod
+    def _is_known(cls, rule: str) -> str:
+        if rule not in RULES and not is_own(rule):
             raise ValueError(
-                "credit.step_weights.order must be `after` with per_step normalisation, got 'before':"
-                " each step is divided by its own std, so a weight cancels"
+                f"credit.rule must be one of {list(RULES)} or an import path such as ./mine.py:function, got {rule!r}:"
+                f" {suggest(rule, list(RULES))}"
             )
-        return self
+        return rule

@@ -148,16 +148,13 @@ class LearnerConfig(Section):
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
     pass (DanceGRPO: 0.6)."""
-    subsample_below: float = Field(default=0.0, ge=0.0)
-    """b, at least 0. A micro-batch whose mean |advantage| a is below b is trained with probability a / b, and its loss
-    is multiplied by b / a, so the expected gradient stays the same. 0 trains all micro-batches."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
     nats per latent element."""
-    objective: Literal["clipped", "guarded", "masked", "distillation", "nft", "awm", "dgpo"] = "clipped"
+    objective: Literal["clipped", "guarded", "masked", "nft", "awm", "dgpo"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
-    the divergence of the step, without a clip; `distillation`: regression onto improved completions. Of the forward
-    process: `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching; `dgpo`, Direct Group Preference Optimization."""
+    the divergence of the step, without a clip. Of the forward process: `nft`, DiffusionNFT; `awm`, Advantage Weighted
+    Matching; `dgpo`, Direct Group Preference Optimization."""
     forward: ForwardConfig = ForwardConfig()
     """Settings of `nft`, `awm` and `dgpo`."""
     old: OldConfig = OldConfig()

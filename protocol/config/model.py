@@ -39,8 +39,8 @@ class ModelConfig(Section):
     """How the frozen transformer keeps its linear layers: `int8` in 8 bits per weight, `nf4` in 4 (QLoRA's
     NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case."""
     vae_dtype: Dtype | None = None
-    """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. If images are not finite, the run
-    ends: then set float32."""
+    """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. An image that overflows in half
+    precision is decoded again in float32."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""

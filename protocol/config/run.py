@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from protocol.config.cluster import ClusterConfig, require_divisor
-from protocol.config.credit import CREDIT_RULES_OF_POINTS, CreditConfig
+from protocol.config.credit import CreditConfig, needs_of
 from protocol.config.guards import GuardsConfig
 from protocol.config.learning import FORWARD, GroupConfig, LearnerConfig
 from protocol.config.model import ModelConfig
@@ -183,7 +183,7 @@ class RunConfig(Section):
                     f"group.shard must be group.size {self.group.size}, got {self.group.shard}: rewards.{name} sees a"
                     " whole group; leave it out"
                 )
-            if self.scores_points or len(self.sampling.granularities) > 1:
+            if self.credit.rule not in ("uniform", "tree") or len(self.sampling.granularities) > 1:
                 raise ValueError(
                     f"rewards.{name}.sees group needs a method that scores finished images once, got credit.rule"
                     f" {self.credit.rule!r} and sampling.granularities {list(self.sampling.granularities)}: take"
@@ -240,11 +240,6 @@ class RunConfig(Section):
                 f"group.shard must be at least 2 with sampling.splits, got {self.group.shard}: the members of a shard"
                 " are the branches that are compared; raise it"
             )
-        if self.credit.mixture == "advantages" and self.credit.slopes_decay:
-            raise ValueError(
-                "credit.slopes_decay must be 0 with credit.mixture advantages, which calibrates each reward separately,"
-                f" got {self.credit.slopes_decay}: one running slope is kept for all"
-            )
         if self.credit.mixture == "advantages" and self.credit.normalise == "ema":
             raise ValueError(
                 "credit.mixture advantages normalises each reward separately, got credit.normalise ema, which keeps one"
@@ -265,16 +260,10 @@ class RunConfig(Section):
                 f"sampling.splits needs an objective of steps, got learner.objective {learner.objective!r}: take"
                 " `clipped`"
             )
-        is_sparse = self.completion.every > 1 and self.scores_points
-        if is_sparse and (self.credit.rule == "turning_point" or learner.objective == "distillation"):
+        if self.completion.every > 1 and self.credit.rule == "turning_point":
             raise ValueError(
-                "completion.every must be 1 for credit.rule turning_point and learner.objective distillation, which"
-                f" need every point, got {self.completion.every}: leave it out, or take gains or gae"
-            )
-        if learner.objective == "distillation" and not self.scores_points:
-            raise ValueError(
-                f"learner.objective distillation needs completed points, got credit.rule {self.credit.rule!r}:"
-                " take gains"
+                "completion.every must be 1 for credit.rule turning_point, which needs every point, got"
+                f" {self.completion.every}: leave it out, or take gains or gae"
             )
         if weights.rule == "table" and len(weights.table) != self.sampling.steps:
             raise ValueError(
@@ -289,12 +278,6 @@ class RunConfig(Section):
     def _require_forward_process(self) -> None:
         """Check what ODE trajectories and the objectives of the forward process need."""
         credit, learner = self.credit, self.learner
-        if learner.subsample_below and (self.is_forward or learner.kl.weight):
-            raise ValueError(
-                f"learner.subsample_below must be 0 for objectives and KL terms that train pairs without an advantage"
-                f" too, got {learner.subsample_below:g} with {learner.objective!r} and learner.kl.weight"
-                f" {learner.kl.weight:g}: they would be left out; drop one of the two"
-            )
         if self.is_forward and learner.kl.weight and learner.kl.rule != "velocity":
             raise ValueError(
                 f"learner.kl.rule must be `velocity` for objective {learner.objective}, got {learner.kl.rule!r}: it has"
@@ -373,7 +356,7 @@ class RunConfig(Section):
     @property
     def scores_points(self) -> bool:
         """Whether the credit rule needs a reward at every point, not only for the finished image."""
-        return self.credit.rule in CREDIT_RULES_OF_POINTS
+        return needs_of(self.credit.rule).needs_points
 
     @property
     def images_per_member(self) -> int:
@@ -385,12 +368,10 @@ class RunConfig(Section):
     @property
     def credits_groups_alone(self) -> bool:
         """Whether a group's scores alone give its credit, so that it can train before the iteration's last group."""
-        credit = self.credit
-        if credit.scale == "iteration" or credit.normalise == "ema":
+        credit, needs = self.credit, needs_of(self.credit.rule)
+        if credit.scale == "iteration" or credit.normalise == "ema" or needs.needs_iteration:
             return False
-        if credit.rule == "turning_point":
-            return not credit.turning_point.is_balanced
-        return credit.rule == "uniform" or credit.values == "raw"
+        return credit.values == "raw" or not needs.uses_values
 
     @property
     def trains_early(self) -> bool:

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from protocol.errors import ScorerError
 from protocol.messages import Prompt
-from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained
+from protocol.pretrained import require_vocabulary
+from protocol.resources import resolve
+from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
 
 VIT_L = "openai/clip-vit-large-patch14"
 ROUNDING = 1e-4
@@ -54,6 +57,7 @@ class ClipFeatures:
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
         self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+        _require_pair(self._tokenizer, loaded, processor or model)
         self._length = loaded.config.text_config.max_position_embeddings
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
@@ -63,6 +67,12 @@ class ClipFeatures:
         """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
         require_pretrained(model, *WEIGHTS)
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
+        from transformers import CLIPModel, CLIPTokenizer
+
+        outline = require_whole(CLIPModel.from_pretrained, model)
+        if resolve(processor or model).is_dir():
+            tokenizer = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
+            _require_pair(tokenizer, outline, processor or model)
 
     @property
     def scale(self) -> float:
@@ -118,6 +128,12 @@ class ClipScorer:
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
         """Accept any prompt."""
+
+
+def _require_pair(tokenizer: Any, model: Any, source: str) -> None:
+    if model is not None:
+        what = f"the tokenizer of {source!r}"
+        require_vocabulary(tokenizer, model.text_model, what=what, error=ScorerError)
 
 
 def _unit(features: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from protocol.messages import Detection
 from rewards.clip.features import VIT_L, ClipFeatures
-from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained
+from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
 
 MODEL = "facebook/mask2former-swin-small-coco-instance"
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -95,6 +95,9 @@ class PhotoDetector:
     def ready(*, model: str = MODEL, clip: str = VIT_L, **_: Any) -> None:
         """Raise ScorerError if the weights of one of the two models are missing."""
         require_pretrained(model, *WEIGHTS)
+        from transformers import Mask2FormerForUniversalSegmentation
+
+        require_whole(Mask2FormerForUniversalSegmentation.from_pretrained, model)
         ClipFeatures.ready(clip)
 
     def detect(self, images: np.ndarray) -> list[list[Detection]]:

@@ -8,32 +8,56 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from protocol.errors import ScorerError, one_line
-from rewards.pretrained import require_pretrained
+from protocol.hub import cached_on_hub, is_hub_id
+from protocol.resources import resolve
+from rewards.pretrained import load_pretrained, require_pretrained
 
 
-def read_tensors(source: str, *, file: str) -> dict[str, Any]:
+def read_tensors(source: str, *, file: str, is_outline: bool = False) -> dict[str, Any]:
     """Read all tensors of a checkpoint.
 
     Args:
         source: a file, a folder that holds `file`, or the hub id of a repository that holds it.
         file: the authors' file name; a source with its ending, `.pt` or `.safetensors`, is a file.
+        is_outline: read the header only; the tensors lie on the device `meta`.
 
     Returns:
         The tensors by name, on the CPU.
     """
     import torch
     from huggingface_hub import hf_hub_download
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     path = Path(source)
     if path.is_dir():
         path /= file
     found = path if _is_file(source, file) or path.name == file else hf_hub_download(source, file)
+    if file.endswith(".safetensors") and is_outline:
+        with safe_open(found, framework="pt") as held:
+            shapes = {name: held.get_slice(name).get_shape() for name in held.keys()}  # noqa: SIM118
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if file.endswith(".safetensors"):
         return load_file(found)
-    return torch.load(found, map_location="cpu", weights_only=True)
+    where = "meta" if is_outline else "cpu"
+    return torch.load(found, map_location=where, weights_only=True, mmap=is_outline and is_zipfile(found))
+
+
+def outline_of(source: str, *, file: str) -> dict[str, Any] | None:
+    """Read the header of a checkpoint; None if it is on the hub and not in its cache.
+
+    Raises:
+        ScorerError: it cannot be read.
+    """
+    if is_hub_id(source) and not resolve(source).exists():
+        held = cached_on_hub(source)
+        if held is None or not (held / file).exists():
+            return None
+        source = str(held)
+    return load_pretrained(read_tensors, source, file=file, is_outline=True)
 
 
 def require_tensors(source: str, *, file: str) -> None:

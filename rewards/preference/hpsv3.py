@@ -18,7 +18,7 @@ from protocol.errors import PromptError, ScorerError, one_line
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from protocol.resources import resolve
-from rewards.preference.checkpoint import holds_tensors, linear_head, read_tensors, require_tensors
+from rewards.preference.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import judged
 
@@ -67,7 +67,6 @@ class HPSv3:
             ScorerError: weights, tokenizer or template cannot be loaded, or do not fit each other.
         """
         import torch
-        from transformers import Qwen2Tokenizer, Qwen2VLConfig
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         from flow.device import best_device
@@ -77,13 +76,8 @@ class HPSv3:
         self._torch = torch
         self._device = device or best_device()
         self._template = _read_template(template)
-        self._tokenizer: Any = load_pretrained(Qwen2Tokenizer.from_pretrained, base)
-        if self._tokenizer.chat_template is None:
-            raise ScorerError(f"the tokenizer of {base!r} must have a chat template: give a Qwen2-VL-Instruct")
-        self._tokenizer.add_tokens([REWARD], special_tokens=True)
+        self._tokenizer, config = _base_of(base)
         self._reward, self._image = map(self._tokenizer.convert_tokens_to_ids, (REWARD, IMAGE))
-        config: Any = load_pretrained(Qwen2VLConfig.from_pretrained, base)
-        config.text_config.vocab_size = len(self._tokenizer)
         vision = config.vision_config
         self._cells = vision.spatial_merge_size**2
         self._images: Any = Qwen2VLImageProcessorPil(
@@ -98,7 +92,7 @@ class HPSv3:
 
     @staticmethod
     def ready(*, template: str, model: str = MODEL, base: str = BASE, **_: Any) -> None:
-        """Check that weights, tokenizer and template exist.
+        """Check that weights, tokenizer and template exist, and by the headers that they fit each other.
 
         Args:
             template: the file with the authors' texts; it is read.
@@ -112,6 +106,9 @@ class HPSv3:
         require_tensors(model, file=FILE)
         require_pretrained(base, "config.json")
         require_pretrained(base, "tokenizer.json", "vocab.json")
+        saved = outline_of(model, file=FILE)
+        if saved and resolve(base).is_dir():
+            _network_of(saved, _base_of(base)[1], model, "bfloat16")
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -183,6 +180,19 @@ def _require_plain(prompt: str) -> None:
             raise PromptError(f"a prompt for hpsv3 must not hold {token}: remove it")
 
 
+def _base_of(base: str) -> tuple[Any, Any]:
+    """Load the tokenizer, with the token of the score, and the config of a Qwen2-VL with as many tokens."""
+    from transformers import Qwen2Tokenizer, Qwen2VLConfig
+
+    tokenizer: Any = load_pretrained(Qwen2Tokenizer.from_pretrained, base)
+    if tokenizer.chat_template is None:
+        raise ScorerError(f"the tokenizer of {base!r} must have a chat template: give a Qwen2-VL-Instruct")
+    tokenizer.add_tokens([REWARD], special_tokens=True)
+    config: Any = load_pretrained(Qwen2VLConfig.from_pretrained, base)
+    config.text_config.vocab_size = len(tokenizer)
+    return tokenizer, config
+
+
 def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -> tuple[Any, Any]:
     """Make transformers' Qwen2-VL and the head from the authors' tensors.
 
@@ -202,14 +212,20 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
     from torch import nn
     from transformers import Qwen2VLForConditionalGeneration
 
+    where = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))  # `meta` for an outline
     ours = {name: tensor for name, tensor in tensors.items() if name.startswith("rm_head.")}
     shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
     rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
     with holds_tensors(source, "HPSv3", f"give {FILE} of {MODEL} and the Qwen2-VL of its size") as require_names:
-        head = linear_head(shapes, "rm_head", inputs=config.text_config.hidden_size, outputs=2, activation=nn.ReLU)
+        with where:
+            head = linear_head(shapes, "rm_head", inputs=config.text_config.hidden_size, outputs=2, activation=nn.ReLU)
         head.load_state_dict({name.removeprefix("rm_head."): tensor.float() for name, tensor in ours.items()})
         options = {"config": config, "state_dict": rest, "dtype": getattr(torch, dtype), "output_loading_info": True}
+        options |= {"ignore_mismatched_sizes": True}  # names them in `found`, where it would raise a table
+        options |= {"device_map": "meta"} if where.type == "meta" else {}
         load: Any = Qwen2VLForConditionalGeneration.from_pretrained
         backbone, found = load_pretrained(lambda _: load(None, **options), source)
         require_names(found["missing_keys"], found["unexpected_keys"])
+        for name, got, wanted in found["mismatched_keys"]:
+            raise RuntimeError(f"{list(got)} of {name}, which must be {list(wanted)}")
     return backbone, head

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ray.exceptions import RayActorError
 
 from actors.learners import RemoteWorker
 from actors.pool.calls import Member
+from learner.update.learner import Learner
 from protocol.errors import ContractError, LearnerFailedError
 
 
@@ -29,12 +31,13 @@ class Ended:
     [(ContractError("a rule is broken"), ContractError, "idle"), (RayActorError(), LearnerFailedError, "busy")],
 )
 def test_a_learner_is_idle_after_an_error_that_did_not_end_it(tiny_config, error, raised, state):
-    member = Member(0)
     call: Any = Ended(error)
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: call))
+    member = Member(0, handle=SimpleNamespace(call=method))
 
     async def ask() -> None:
         with pytest.raises(raised):
-            await RemoteWorker(tiny_config(), member).call(call)
+            await RemoteWorker(tiny_config(), member).call(Learner.begin)
 
     asyncio.run(ask())
     assert member.state == state

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
-from learner.update.learner import Finished
+from learner.update.update import Finished
 from protocol.config.run import RunConfig
 from tests.support.waiting import until
 
@@ -24,18 +24,31 @@ class Call:
         self._actor, self._method = actor, method
         self._answer: Future[Any] = Future()
 
-    def remote(self, *args: Any) -> "Call | tuple[Call, None]":
+    def options(self, **_: Any) -> "Call":
+        return self
+
+    def remote(self, *args: Any, **_: Any) -> "Call | tuple[Call, None]":
+        is_kept = self._method == "keep"
+        if self._method in ("call", "keep"):
+            self._method, *args = args
         if self._method == "take_seat":
             self._actor.seat = args[0]
         if self._method == self._actor.holds:
             self._actor.held.append(self)
         else:
             self.end()
-        return (self, None) if self._method == "findings" else self
+        return (self, None) if is_kept else self
 
     def end(self) -> None:
         finished = Finished(metrics={}, digest="")
-        answers = {"__ray_call__": ("host", "node", 1), "prepare": library_facts(), "findings": 0, "finish": finished}
+        fetched = 0
+        answers = {
+            "__ray_call__": ("host", "node", 1),
+            "prepare": library_facts(),
+            "lane_sum": fetched,
+            "findings": fetched,
+            "finish": finished,
+        }
         if self._actor.is_dead:
             self._answer.set_exception(RayActorError())
         else:

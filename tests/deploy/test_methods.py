@@ -9,8 +9,8 @@ import yaml
 from deploy import presets
 from deploy.presets import load_config, merge, method_names, read_method
 from flow.maths.windows import splits_of
-from protocol.config.credit import CREDIT_RULES_OF_POINTS
-from protocol.config.run import RunConfig
+from protocol.config.credit import needs_of
+from protocol.config.run import RunConfig, flatten
 from protocol.errors import ConfigError
 from tests.support.paths import ROOT
 
@@ -20,23 +20,6 @@ METHODS = {
     "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated",
     "stepwise_fast", "stepwise_flow_sde", "stepwise_tree", "temp_flow", "tp_grpo", "tp_grpo_plain",
 }  # fmt: skip
-DECIDED = {
-    "sampling": {
-        "kernel",
-        "noise_level",
-        "noise_levels",
-        "log_prob",
-        "window",
-        "shared_noise",
-        "merge_std",
-        "splits",
-        "granularities",
-        "tail",
-    },
-    "credit": {"rule", "values", "normalise", "scale", "ddof", "epsilon", "step_weights"},
-    "learner": {"objective", "step_fraction"},
-}
-"""What every method's identity must say, so that nothing of a preset's own method remains."""
 WINDOWS = {
     "all": set(),
     "fixed": {"first", "size"},
@@ -52,37 +35,64 @@ def test_the_methods_of_the_papers_and_our_own_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_method_file_says_what_it_is_and_decides_everything_that_makes_it(name: str) -> None:
+def test_a_method_file_states_only_what_it_changes_and_all_that_its_window_and_points_need(name: str) -> None:
     written = yaml.safe_load((presets.METHODS / f"{name}.yaml").read_text())
-    assert {key: type(value) for key, value in written.items()} == {"about": str, "identity": dict, "settings": dict}
-    identity = written["identity"]
-    for section, keys in DECIDED.items():
-        assert keys <= identity[section].keys(), section
+    assert isinstance(written["about"], str)
+    assert written.keys() <= {"about", "base", "identity", "settings"}
+    under = read_method(written["base"]) if "base" in written else base()
+    for part in ("identity", "settings"):
+        above = flatten(under[part])
+        repeated = [key for key, value in flatten(written.get(part, {})).items() if above.get(key, ...) == value]
+        assert not repeated, f"{part}: the base says these too"
+    identity = read_method(name)["identity"]
+    assert flatten(base()["identity"]).keys() <= flatten(identity).keys()
     window = identity["sampling"]["window"]
     assert WINDOWS[window["rule"]] <= window.keys()
-    if identity["credit"]["rule"] in CREDIT_RULES_OF_POINTS:
+    if needs_of(identity["credit"]["rule"]).needs_points:
         assert {"rule", "solver", "every"} <= identity["completion"].keys()
 
 
-@pytest.mark.parametrize("preset", [path for path in PRESETS if not path.stem.startswith("toy_")], ids=lambda p: p.stem)
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_method_s_published_numbers_hold_on_every_real_model(preset: Path, name: str) -> None:
-    config, settings = load_config(preset, overrides=[f"method={name}"]), read_method(name)["settings"]
-    for section in ("group", "learner"):
-        held = getattr(config, section).model_dump()
-        assert merge(held, settings.get(section, {})) == held, section
+def test_a_method_resets_every_key_of_the_base_and_keeps_the_rest_of_a_preset(tmp_path: Path) -> None:
+    other = {
+        "sampling": {
+            "kernel": "cps",
+            "noise_level": 0.3,
+            "log_prob": "squared",
+            "std_min": 0.01,
+            "window": {"size": 5},
+        },
+        "credit": {"rule": "gains", "ddof": 1, "step_weights": {"rule": "noise", "noise_constant": 9.0}},
+        "learner": {"objective": "masked", "step_fraction": 0.3, "max_grad_norm": 7.0},
+    }
+    config = load_config(bare(tmp_path, **other), overrides=["method=flow_grpo"]).flat_fields()
+    expected = flatten(base()["identity"]) | {"sampling.shared_noise": False, "credit.scale": "iteration"}
+    assert {key: config[key] for key in expected} == expected
+    assert (config["sampling.window.size"], config["learner.max_grad_norm"]) == (5, 7.0)
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_can_be_laid_over_every_preset(preset: Path, name: str) -> None:
-    config = load_config(preset, overrides=[f"method={name}"])
+def test_no_preset_of_a_real_model_sets_what_a_method_s_paper_states() -> None:
+    """So a method's published groups and learner hold on every real model."""
+    real = [path for path in PRESETS if not path.stem.startswith("toy_")]
+    assert len(real) > 4
+    for path in real:
+        assert not {"group", "learner"} & yaml.safe_load(path.read_text()).keys(), path.stem
+
+
+@pytest.mark.parametrize(("index", "name"), list(enumerate(sorted(METHODS))))
+def test_every_method_can_be_laid_over_presets_and_keeps_their_model(index: int, name: str) -> None:
+    """Over two presets each, so that every preset meets four methods."""
     identity = read_method(name)["identity"]
-    assert config.sampling.kernel == identity["sampling"]["kernel"]
-    assert config.credit.rule == identity["credit"]["rule"]
-    assert config.credit.normalise == identity["credit"]["normalise"]
-    own = yaml.safe_load(preset.read_text())
-    assert config.model.path == own["model"]["path"]
+    for path in (PRESETS[index % len(PRESETS)], PRESETS[(3 * index + 1) % len(PRESETS)]):
+        config = load_config(path, overrides=[f"method={name}"])
+        assert config.sampling.kernel == identity["sampling"]["kernel"]
+        assert (config.credit.rule, config.credit.normalise) == tuple(
+            identity["credit"][key] for key in ("rule", "normalise")
+        )
+        assert config.model.path == yaml.safe_load(path.read_text())["model"]["path"]
+
+
+def base() -> dict[str, Any]:
+    return yaml.safe_load((presets.METHODS / "base.yaml").read_text())
 
 
 def bare(tmp_path: Path, **sections: Any) -> Path:

@@ -17,7 +17,7 @@ MADE_BY = (
     ["sampling.window={rule: fixed, first: 9, size: 2}", "sampling.steps=10"],
     ["sampling.kernel=ddim_sde", "sampling.noise_level=1.5"],
     ["completion.substeps=0"],
-    ["credit.step_weights.order=before", "method=stepwise_fast"],
+    ["credit.rule=gain"],
 )
 """Overrides of `toy_geneval`; the window without a stochastic step is found where the schedule is known, not here."""
 

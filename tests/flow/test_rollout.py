@@ -14,6 +14,7 @@ from flow.adapter.lora import Lora
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import clean_estimate
+from flow.meter import Meter
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy, policy_of
@@ -542,6 +543,28 @@ def test_a_preview_that_overflows_the_vae_costs_the_record_and_not_the_shard(
     assert "cannot be decoded: the VAE overflows" in caplog.text
 
 
+def test_images_that_were_decoded_again_are_part_of_the_shard_s_work(backbone: Backbone, tiny_config: Config) -> None:
+    class Repeats:
+        """A backbone that decodes two images of each call again."""
+
+        decoded_again = 5
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backbone, name)
+
+        def decode(self, latents: torch.Tensor, *, points: int = 0) -> np.ndarray:
+            self.decoded_again += 2
+            return backbone.decode(latents, points=points)
+
+    def work(model: Any) -> dict[str, float]:
+        config, meter = tiny_config(credit={"rule": "uniform"}), Meter()
+        rollout_shard(policy_of(model, config), request(iteration=1), config, meter)
+        return meter.read()
+
+    assert work(Repeats())["work/images_decoded_again"] == 2
+    assert "work/images_decoded_again" not in work(backbone)
+
+
 def test_a_shard_of_one_step_that_shares_its_point_shows_the_finished_images_only(
     backbone: Backbone, tiny_config: Config
 ) -> None:
@@ -587,18 +610,11 @@ def test_without_noise_every_completed_point_is_the_finished_image(
     assert between <= 1 if shared_noise else between > 1
 
 
-def test_means_and_targets_come_along_for_the_objectives_that_need_them(
-    backbone: Backbone, tiny_config: Config
-) -> None:
+def test_means_come_along_for_the_objectives_that_need_them(backbone: Backbone, tiny_config: Config) -> None:
     plain, _ = sample(backbone, tiny_config())
     assert plain.means is None
-    assert plain.targets is None
     guarded, _ = sample(backbone, tiny_config(learner={"objective": "guarded"}))
     assert guarded.means is not None
     noise = trajectory_noise(seed=7, iteration=1, group=2, members=(0, 1, 2), step=1, shape=(4, 8, 8)).numpy()
     policy = FlowPolicy(backbone, tiny_config().sampling, guidance=1.0)
     np.testing.assert_allclose(guarded.means[:, 1] + policy.std(1) * noise, guarded.latents[:, 2], rtol=0, atol=1e-5)
-    led, _ = sample(backbone, tiny_config(learner={"objective": "distillation"}))
-    assert led.targets is not None
-    assert np.array_equal(led.targets[:, -1], led.latents[:, -1])
-    assert led.targets.shape == (3, 3, 4, 8, 8)

@@ -1,4 +1,4 @@
-"""SD3.5 and FLUX in half precision on the device of a run: exact replay, and one end for every way to train.
+"""Every family in half precision on the device of a run: exact replay, and one end for every way to train.
 
 The CPU runs the same tests with one precision for each architecture.
 """
@@ -17,12 +17,22 @@ from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.messages import Adapter, ShardRequest
 from tests.support.learning.groups import draw_groups, learn
-from tests.support.worlds.architectures import model_of
+from tests.support.worlds.architectures import ARCHITECTURES, model_of
 
 Config = Callable[..., RunConfig]
 ITERATIONS = 2
-ON_A_CPU = [("sd35", "bfloat16", None), ("flux", "float16", None)]
-ON_A_GPU = [*ON_A_CPU, ("sd35", "float16", None), ("flux", "bfloat16", None), ("sd35", "bfloat16", "inductor")]
+ON_A_CPU = [
+    ("sd35", "bfloat16", None),
+    ("flux", "float16", None),
+    ("flux2_klein", "bfloat16", None),
+    ("qwen_image", "bfloat16", None),
+    ("z_image", "float16", None),
+]
+ON_A_GPU = [
+    *((name, dtype, None) for name in ARCHITECTURES for dtype in ("bfloat16", "float16")),
+    ("sd35", "bfloat16", "inductor"),
+    ("qwen_image", "bfloat16", "inductor"),
+]
 SMALL = {"sampling": {"steps": 3}, "group": {"size": 4, "shard": 2, "per_iteration": 1}}
 TURNS = {"cluster": {"layout": "colocated", "offload": True, "rollout_actors": 1}}
 """Overrides of a config in which rollout and update take turns, and the side that rests is in host memory."""

@@ -1,11 +1,13 @@
-"""A learner worker's update never makes the CPU wait for the GPU: no number is read back, nothing small is copied over.
+"""An update and a forward never make the CPU wait for the GPU: no number is read back, nothing small is copied over.
 
 torch's device `meta` plays the GPU. It refuses to tell a tensor's values, as a GPU would have to be waited for, and a
-mode below notes whatever goes from one device to the other. On a real GPU torch itself ends the test if it waits.
+mode below notes whatever goes from one device to the other. On a real GPU torch itself warns of a wait.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,14 +59,19 @@ def crossings() -> Iterator[list[str]]:
 
 
 @contextmanager
-def waits_refused(where: str) -> Iterator[None]:
-    if where == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
+def waits_noted(where: str) -> Iterator[set[str]]:
+    """The files whose lines make the CPU wait for a GPU."""
+    found: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         if where == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            if where == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    found.update(Path(each.filename).name for each in caught if "synchronizing" in str(each.message))
 
 
 def batch_of(kind: type[Batch], k: int, shape: tuple[int, ...], where: str) -> Batch:
@@ -129,12 +136,12 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("sd35", name) for name in ("guarded", "masked", "distillation", "nft", "dgpo")]
+    [("sd35", name) for name in ("guarded", "masked", "nft", "dgpo")]
     + [(family, "guarded") for family in SIDES if family != "sd35"],
     indirect=["family"],
 )
 def test_a_micro_batch_neither_reads_back_nor_copies_over(
-    model: tuple[FlowPolicy, Lora], where: str, name: str
+    model: tuple[FlowPolicy, Lora], where: str, family: str, name: str
 ) -> None:
     policy, lora = model
     is_forward = name in ("nft", "dgpo")
@@ -148,12 +155,13 @@ def test_a_micro_batch_neither_reads_back_nor_copies_over(
     batch = batch_of(NoisedBatch if is_forward else MicroBatch, policy.steps[0], shape, where)
     if where == "cuda":
         objective(batch)  # libraries begin
-    with waits_refused(where), crossings() as found:
+    with waits_noted(where) as waits, crossings() as found:
         losses = objective(batch)
         losses.loss.sum().backward()
         losses.detached()
     if where == PLAYED:  # on a GPU, kernels of attention keep a random state in host memory and read nothing back
         assert found == []
+    assert waits <= ({"transformer_qwenimage.py"} if family == "qwen_image" else set()), "diffusers copies one number"
     assert any(parameter.grad is not None for parameter in lora.parameters.values())
 
 

@@ -25,7 +25,7 @@ def test_a_file_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("broken.py:Mine", "class Mine(:", "broken.py cannot be run: SyntaxError: "),
         ("raises.py:Mine", "1 / 0", "raises.py cannot be run: ZeroDivisionError: division by zero"),
         ("exits.py:Mine", "raise SystemExit(0)", "exits.py cannot be run: SystemExit: 0"),
-        ("mine.py:", "", "must read package.module:Class or folder/file.py:Class, got 'mine.py:'"),
+        ("mine.py:", "", "must read package.module:Name or folder/file.py:Name, got 'mine.py:'"),
         ("rewards.nothing:Mine", None, "name your file by its path, ./rewards/nothing.py:Mine"),
         ("nothing_here:Mine", None, "check its spelling, the working folder and PYTHONPATH"),
     ],

@@ -70,8 +70,8 @@ class Flux(PackedBackbone):
         return Conditioning.of({EMBEDS: cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)})
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shapes of T5's and CLIP's embeddings for `count` prompts."""
-        pooled = torch.zeros(count, self._pipeline.transformer.config.pooled_projection_dim, device=self._device)
+        """Return random embeddings of T5 and CLIP for `count` prompts."""
+        pooled = torch.randn(count, self._pipeline.transformer.config.pooled_projection_dim, device=self._device)
         return Conditioning.of({**super().example(count).tensors, "pooled_projections": pooled})
 
     def _predict(

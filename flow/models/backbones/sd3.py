@@ -48,11 +48,11 @@ class StableDiffusion3(PipelineBackbone):
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shapes of the embeddings (CLIP's tokens, then T5's) and of the pooled projections."""
+        """Return random embeddings (CLIP's tokens, then T5's) and pooled projections of `count` prompts."""
         settings = self._pipeline.transformer.config
         length = self._pipeline.tokenizer_max_length + self._config.max_sequence_length
-        embeds = torch.zeros(count, length, settings.joint_attention_dim, device=self._device)
-        pooled = torch.zeros(count, settings.pooled_projection_dim, device=self._device)
+        embeds = torch.randn(count, length, settings.joint_attention_dim, device=self._device)
+        pooled = torch.randn(count, settings.pooled_projection_dim, device=self._device)
         return Conditioning.of({EMBEDS: embeds, "pooled_projections": pooled})
 
     def _predict(

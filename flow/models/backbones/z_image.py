@@ -49,9 +49,9 @@ class ZImage(PipelineBackbone):
         return z_image_sigmas(steps=steps, shift=self._pipeline.scheduler.config.shift)
 
     def example(self, count: int) -> Conditioning:
-        """Return zeros in the shape of the longest embeddings, for `count` prompts."""
+        """Return random embeddings of `count` prompts of the greatest length."""
         width, length = self._pipeline.transformer.config.cap_feat_dim, self._config.max_sequence_length
-        return Conditioning.of({EMBEDS: torch.zeros(count, length, width, device=self._device)})
+        return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks.race.earlier import Earlier
-from learner.credit.assign import Assignment, RewardTables, assign_credit
+from learner.credit.assign import Assignment, assign_credit
+from learner.credit.tables import RewardTables
 from protocol.config.credit import CreditConfig
 
 CONFIG = CreditConfig()

@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.speed.gpu import KINDS, main
+from benchmarks.speed.gpu import main
 from benchmarks.speed.gpu_model import SD35_MEDIUM
+from benchmarks.speed.timing import KINDS
 
 
 def run(*words: str) -> str:

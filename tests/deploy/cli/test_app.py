@@ -170,7 +170,9 @@ def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset,
 def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatch, capsys):
     preset["model"]["path"] = str(shutil.copytree(tiny_sd3, tmp_path / "model"))
     (tmp_path / "model" / "text_encoder" / "model.safetensors").write_bytes(b"no weights")
-    assert "cannot be loaded as StableDiffusion3Pipeline" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert f"text_encoder of model folder {tmp_path / 'model'} cannot be loaded" in complaint(
+        preset, tmp_path, monkeypatch, capsys
+    )
     shutil.rmtree(tmp_path / "model" / "tokenizer")
     assert "got none for ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
 

@@ -291,7 +291,9 @@ def test_export_refuses_a_damaged_transformer_with_one_line(
     weights.write_bytes(weights.read_bytes()[:size])
     assert run_cli(monkeypatch, "export", str(mine), str(tmp_path / "merged")) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"flowcredit: model folder {model} cannot be loaded") and said.count("\n") == 1
+    assert (
+        said.startswith(f"flowcredit: transformer of model folder {model} cannot be loaded") and said.count("\n") == 1
+    )
     assert not (tmp_path / "merged").exists()
 
 

@@ -244,7 +244,3 @@ def test_points_walk_their_own_grids_in_one_batch_and_rest_when_they_have_arrive
             latents=latents[part], first_velocity=field(latents[part], own[:, 0]), grid=own, velocity=field
         )
         assert torch.equal(together[part], alone)
-
-
-def test_a_point_without_rows_does_not_lengthen_the_walk() -> None:
-    assert stack_grids([SIGMAS[2:], SIGMAS[8:]], [0, 2]).tolist() == [SIGMAS[8:].tolist()] * 2

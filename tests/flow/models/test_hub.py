@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.folder.read import require_same
 from deploy.run.inputs import read_inputs
 from flow.models.folder import completed, completed_for_estimate, find_model, find_tiny_decoder, read_index
 from flow.models.hollow import hollow_backbone
-from flow.models.hub import adapter_folder, known_configs
+from flow.models.hub import adapter_folder, known_configs, model_folder
 from flow.models.load import load_backbone
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
@@ -264,3 +265,21 @@ def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch)
 def test_the_shipped_config_files_give_a_transformer_of_the_published_size(repo: str, numbers: int) -> None:
     backbone = hollow_backbone(ModelConfig(path=str(known_configs(repo))), within=FakeTensorMode())
     assert sum(each.numel() for each in backbone.transformer.parameters()) == numbers
+
+
+def test_a_repository_with_the_fp16_variant_alone_is_downloaded_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["model_index.json", "vae/config.json", "vae/w.fp16.safetensors", "text_encoder/config.json"]
+    names += ["text_encoder/w.safetensors", "text_encoder/w.fp16.safetensors"]
+
+    def download(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: Any) -> str:
+        chosen = filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        for name in chosen:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model_folder(REPO, None, ("vae", "text_encoder"))
+    assert {path.parent.name for path in tmp_path.rglob("*.fp16.safetensors")} == {"vae"}

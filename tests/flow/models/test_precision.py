@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderTiny
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from flow.maths.noise import normal
@@ -55,10 +56,47 @@ def test_images_are_those_of_diffusers_own_decoding_in_the_same_dtype(
     np.testing.assert_array_equal(backbone.decode(latents), (unit * 255).round().astype(np.uint8))
 
 
-def test_a_vae_that_overflows_ends_with_a_line_that_says_what_to_set(tiny_sd3: Path) -> None:
+def write_tiny(folder: Path) -> Path:
+    AutoencoderTiny(
+        encoder_block_out_channels=(4, 4),
+        decoder_block_out_channels=(4, 4),
+        num_encoder_blocks=(0, 0),
+        num_decoder_blocks=(1, 1),
+        latent_channels=4,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("is_tiny", [False, True])
+def test_only_an_image_whose_decoding_overflows_is_decoded_again_in_float32(
+    tiny_sd3: Path, tmp_path: Path, *, is_tiny: bool
+) -> None:
+    """The first layer's weights are so large that latents of 3 overflow in float16 and those of 0.001 do not."""
+    tiny = str(write_tiny(tmp_path)) if is_tiny else None
+    half, whole = (loaded(tiny_sd3, vae_dtype=dtype, tiny_decoder=tiny) for dtype in ("float16", "float32"))
+    decoders = [each.tiny_decoder if is_tiny else each.vae for each in (half, whole)]
+    first = decoders[0].decoder.layers[0] if is_tiny else decoders[0].decoder.conv_in
+    with torch.no_grad():
+        first.weight.mul_(2.0**16)
+    decoders[1].load_state_dict(decoders[0].state_dict())
+    latents = latents_of(half) * torch.tensor([0.001, 3, 0.001])[:, None, None, None]
+    calm = latents[[0, 0, 2]]
+    images, others = (half.decode(each, points=3 * is_tiny) for each in (latents, calm))
+    assert half.decoded_again == 1
+    assert decoders[0].dtype == torch.float16
+    np.testing.assert_array_equal(images[[0, 2]], others[[0, 2]])
+    np.testing.assert_array_equal(images[1:2], whole.decode(latents[1:2], points=int(is_tiny)))
+    assert whole.decoded_again == 0
+
+
+def test_latents_that_are_not_finite_or_overflow_float32_too_end_the_run(tiny_sd3: Path) -> None:
     backbone = loaded(tiny_sd3, vae_dtype="float16")
-    with pytest.raises(NonFiniteError, match=r"in torch.float16: set model.vae_dtype=float32$"):
-        backbone.decode(latents_of(backbone) * 1e6)
+    latents = latents_of(backbone)
+    latents[1, 0, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="latents .* must be finite"):
+        backbone.decode(latents)
+    with pytest.raises(NonFiniteError, match="images must be finite, .* in float32"):
+        backbone.decode(latents_of(backbone) * 1e37)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +117,12 @@ def test_every_attention_of_a_transformer_takes_the_back_end_of_the_config(
         monkeypatch.setitem(_AttentionBackendRegistry._backends, back_end, noted)
     # as the environment variable DIFFUSERS_ATTN_BACKEND=flash does
     monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", AttentionBackendName.FLASH)
-    velocities = []
+    velocities, conditioning = [], loaded(folder, dtype=dtype).example(3)
     for settings in ({}, {"attention": "_native_math"}):
         backbone = loaded(folder, dtype=dtype, **settings)
         used.clear()
         with torch.no_grad():
-            velocities.append(backbone.velocity(latents_of(backbone), torch.full((3,), 0.5), backbone.example(3)))
+            velocities.append(backbone.velocity(latents_of(backbone), torch.full((3,), 0.5), conditioning))
         assert set(used) <= {settings.get("attention", "native")}
         assert used or not settings, "without a choice SD3 in float32 keeps diffusers' own attention, which has none"
     own, other = velocities

@@ -11,8 +11,10 @@ import torch
 
 from deploy.presets import read_method
 from flow.maths.windows import strides_of
-from learner.credit.assign import Assignment, assign_credit, reward_tables
-from learner.credit.rules import gae, gains, joint, per_step
+from learner.credit.assign import Assignment, assign_credit
+from learner.credit.normalisers import joint, per_step
+from learner.credit.rules import gae, gains
+from learner.credit.tables import reward_tables
 from learner.update.metrics import group_metrics
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from protocol.config.credit import CreditConfig
@@ -306,16 +308,6 @@ def test_weights_multiply_after_the_clip() -> None:
         step_weights={"rule": "table", "table": weights},
     ).advantages
     assert torch.equal(advantages[:, :4], expected(joint).clamp(-1, 1) * torch.tensor(weights[:4]))
-
-
-def test_weights_before_the_normalisation_multiply_step_rewards() -> None:
-    weights = [1.8, 1.0, 1.0, 1.0, 1.0, 1.0]
-    (advantages,) = assigned(
-        group_of(shard(REWARDS, (0, 1, 2, 3))),
-        weights=weights,
-        step_weights={"rule": "table", "table": weights, "order": "before"},
-    ).advantages
-    assert advantages[0, :4].tolist() == pytest.approx([2.151912, -0.757716, 0.606172, 0.151543], abs=2e-5)
 
 
 def test_a_baseline_begins_with_the_batch_s_mean_and_moves_after_use() -> None:

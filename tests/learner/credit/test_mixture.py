@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.assign import Assignment, assign_credit, reward_tables
+from learner.credit.assign import Assignment, assign_credit
+from learner.credit.tables import reward_tables
 from learner.update.metrics import group_metrics
 from protocol.config.credit import CreditConfig
 from protocol.config.run import RunConfig

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from learner.credit.rules import calibrated, centred, from_baseline, gae, gains, joint, per_step, uniform
+from learner.credit.normalisers import centred, from_baseline, joint, per_step
+from learner.credit.rules import calibrated, gae, gains, uniform
 from learner.credit.turning_point import aggregates, turning_point
 from protocol.config.credit import CreditConfig, TurningPointConfig
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.assign import RewardTables, assign_credit
+from learner.credit.assign import assign_credit
 from learner.credit.restraint import doubtful, rank_shares, scaled_by_distance
+from learner.credit.tables import RewardTables
 from protocol.config.credit import CreditConfig
 from protocol.config.learning import KlConfig
 from protocol.errors import ContractError

@@ -5,9 +5,10 @@ import torch
 
 from flow.maths.schedule import sd3_sigmas
 from flow.maths.transition import Start, flow_sde
-from learner.credit.rules import gains, joint, per_step, uniform
+from learner.credit.normalisers import joint
+from learner.credit.rules import gains, uniform
 from learner.credit.step_weights import step_weights
-from protocol.config.credit import CreditConfig, StepWeightConfig
+from protocol.config.credit import StepWeightConfig
 from protocol.errors import ConfigError
 from tests.support.learning.worked_group import REWARDS
 
@@ -22,7 +23,6 @@ def test_with_ten_steps_three_are_early_and_two_late() -> None:
 
 def test_with_four_steps_the_late_weight_falls_on_none() -> None:
     assert piecewise(4).tolist() == pytest.approx([1.8, 1, 1, 1])
-    assert piecewise(4, mean_one=True).tolist() == pytest.approx([1.5, 0.833333, 0.833333, 0.833333], abs=1e-6)
 
 
 def test_weighted_advantages_are_the_worked_ones() -> None:
@@ -32,20 +32,6 @@ def test_weighted_advantages_are_the_worked_ones() -> None:
     assert flat[2].tolist() == pytest.approx([-2.403424, -1.335236, -1.335236, -1.335236], abs=6e-7)
     stepwise = joint(gains(REWARDS), epsilon=1e-4) * weights
     assert stepwise[:, 0].tolist() == pytest.approx([2.846883, -1.561194, 1.469359], abs=6e-7)
-
-
-def test_weights_before_joint_normalisation_are_another_method() -> None:
-    values = gains(REWARDS)
-    before = joint(values * piecewise(4), epsilon=1e-4)
-    assert before[0].tolist() == pytest.approx([2.151912, -0.757716, 0.606172, 0.151543], abs=6e-7)
-
-
-def test_weights_before_per_step_normalisation_cancel_so_the_config_refuses_them() -> None:
-    values = gains(REWARDS)
-    weighted = per_step(values * piecewise(4), epsilon=0.0)
-    torch.testing.assert_close(weighted, per_step(values, epsilon=0.0))
-    with pytest.raises(ValueError, match="must be `after` with per_step normalisation, got 'before'"):
-        CreditConfig(normalise="per_step", step_weights=StepWeightConfig(rule="piecewise", order="before"))
 
 
 def flow_stds(sigmas: torch.Tensor, steps: int) -> dict[int, float]:
@@ -101,12 +87,6 @@ def test_weights_that_train_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=refused):
         step_weights(late, total=4, stds=stds, trained=(0, 1))
     assert step_weights(late, total=4, stds=stds, trained=(1, 2)).tolist() == [0, 0, 1, 1]
-
-
-def test_a_step_cannot_be_switched_off_before_the_normalisation() -> None:
-    for choice in ({"rule": "table", "table": (1.0, 0.0)}, {"rule": "piecewise", "late": 0.0}):
-        with pytest.raises(ValueError, match="must be `after` where a weight is 0, got 'before'"):
-            StepWeightConfig(order="before", **choice)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stds", [{0: 0.3, 1: 0.2}, {0: 3.0, 1: 0.2}])

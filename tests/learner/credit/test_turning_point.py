@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from learner.credit.rules import gains, per_step
+from learner.credit.normalisers import per_step
+from learner.credit.rules import gains
 from learner.credit.turning_point import aggregates, balanced, turning_point
 from protocol.config.credit import TurningPointConfig
 from tests.support.learning.worked_group import REWARDS

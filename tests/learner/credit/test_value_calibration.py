@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.credit.rules import calibrated, centred, gains, joint
+from learner.credit.normalisers import centred, joint
+from learner.credit.rules import calibrated, gains
 
 REWARDS = torch.tensor([[0.50, 0.62, 0.58, 0.66, 0.70], [0.50, 0.46, 0.55, 0.53, 0.60], [0.50, 0.57, 0.49, 0.44, 0.40]])
 
@@ -89,16 +90,3 @@ def test_windows_meet_at_their_own_step() -> None:
     ((alone,), _) = calibrated(late[None])
     assert torch.equal(values.nan_to_num(), alone.nan_to_num())
     assert torch.equal(values.isnan(), late.isnan())
-
-
-def test_pooled_slopes_keep_a_share_of_those_before() -> None:
-    """0.8 of .5 .5 nan .5 and 0.2 of the worked example's 0 .223881 1 1; where one side has none, the other counts."""
-    table, nan = widened(REWARDS, 0, 1, 2, 3, total=5)[None], torch.nan
-    before = torch.tensor([0.5, 0.5, nan, 0.5, 0.3], dtype=torch.float64)
-    (values,), slopes = calibrated(table, before=before, decay=0.8)
-    assert slopes.tolist() == pytest.approx([0.4, 0.444776, 1.0, 0.6, 0.3], abs=1e-6)
-    own = calibrated(table)
-    assert values[0, 1].item() == pytest.approx(0.444776 * 0.07, abs=1e-6)
-    for same in (calibrated(table, before=before), calibrated(table, decay=0.8)):
-        assert torch.equal(same[1].nan_to_num(), own[1].nan_to_num())
-        assert torch.equal(same[0].nan_to_num(), own[0].nan_to_num())

@@ -84,6 +84,21 @@ def test_with_lag_the_first_ratio_may_differ_from_one(tiny_config):
     assert "exact_replay" not in [guard.name for guard in guards_of(lagging)]
 
 
+def test_rules_that_only_warn_leave_the_run_going(tiny_config):
+    """Zeros in the gradient obey their rule again; that an image was decoded twice stays said, once a run."""
+    zeros, again = {"train/zero_gradients": 0.2}, {"work/images_decoded_again": 3.0}
+    half = tiny_config(model=tiny_config().model.model_dump() | {"dtype": "float16"})
+    said = run(half, (zeros, an_adapter()), (again | {"train/zero_gradients": 0.03}, an_adapter()), ({}, an_adapter()))
+    assert [(each.type, each.holds) for each in said.conditions] == [
+        ("Guard/whole_gradient", False),
+        ("Guard/whole_gradient", True),
+        ("Guard/vae_range", False),
+    ]
+    assert "got 0.2 at iteration 1; train with model.dtype=bfloat16" in said.conditions[0].message
+    assert "got 3 at iteration 2" in said.conditions[2].message
+    assert run(tiny_config(), (zeros, an_adapter())).conditions == []
+
+
 def test_numbers_of_the_adapter():
     adapter = an_adapter(0.0)
     assert adapter_metrics(adapter, had_contrast=True) == {"adapter/not_finite": 0.0, "adapter/idle": 1.0}

@@ -196,7 +196,7 @@ def test_an_ode_rollout_carries_clean_latents_only(tiny_config: Config, tmp_path
     rollout = first_shard(policy, config, learner.adapter())
     assert rollout.latents.shape == (2, 1, 4, 8, 8)
     assert rollout.steps == (0, 1, 2, 3)
-    assert (rollout.log_probs, rollout.means, rollout.targets) == (None, None, None)
+    assert (rollout.log_probs, rollout.means) == (None, None)
     assert rollout.image_index.shape == (2, 1)
     own, _ = build_policy(config, device="cpu")
     latents = trajectory_noise(seed=7, iteration=0, group=0, members=range(2), step=INITIAL, shape=(4, 8, 8))

@@ -14,7 +14,6 @@ from learner.update.objective import (
     guarded_log_ratio,
     guarded_surrogate,
     masked_surrogate,
-    weighted_regression,
 )
 from protocol.config.learning import KlConfig
 
@@ -113,9 +112,6 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
             0
         ].sum()
 
-    def regression(at: torch.Tensor) -> torch.Tensor:
-        return weighted_regression(velocity=at, target=value, advantages=advantages).sum()
-
     def towards_reference(rule: str, at: torch.Tensor) -> torch.Tensor:
         return divergence(
             KlConfig(rule=rule),  # type: ignore[arg-type]
@@ -125,7 +121,7 @@ def test_the_loss_s_gradient_is_that_of_finite_differences() -> None:
         ).sum()
 
     divergences = [partial(towards_reference, rule) for rule in get_args(KlConfig.model_fields["rule"].annotation)]
-    for loss in (plain, guarded, unmasked, regression, *divergences):
+    for loss in (plain, guarded, unmasked, *divergences):
         assert torch.autograd.gradcheck(loss, (mean,), eps=1e-6, atol=1e-6)
         (gradient,) = torch.autograd.grad(loss(mean), mean)
         assert gradient.abs().sum() > 0
@@ -224,9 +220,3 @@ def test_a_small_drift_moves_the_log_ratio_as_theory_says() -> None:
     log_ratio = new.log_prob(value) - old.log_prob(value)
     assert log_ratio.mean().item() == pytest.approx(-5e-5, abs=4 * 3.9e-5 / math.sqrt(samples))
     assert log_ratio.std().item() == pytest.approx(3.9e-5, rel=0.4)
-
-
-def test_only_good_steps_are_regressed_on() -> None:
-    velocity, target = torch.tensor([[1.0, 3.0], [1.0, 3.0]]), torch.zeros(2, 2)
-    loss = weighted_regression(velocity=velocity, target=target, advantages=torch.tensor([0.5, -0.5]))
-    assert loss.tolist() == [2.5, 0.0]

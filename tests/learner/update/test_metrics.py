@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from learner.credit.assign import assign_credit, reward_tables
-from learner.update.metrics import group_metrics
+from learner.credit.assign import assign_credit
+from learner.credit.tables import reward_tables
+from learner.update.metrics import StepStatistics, group_metrics, update_metrics, zero_share
 from protocol.config.credit import CreditConfig
 from protocol.messages import Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 
@@ -68,3 +70,23 @@ def test_groups_that_teach_nothing_are_counted_by_their_reason() -> None:
     assert metrics["group/unscored"] == 0.25
     assert metrics["reward/missing"] == 4
     assert metrics["reward/mean"] == pytest.approx((0.3 + 0.5 + 0.3) / 3)
+
+
+def test_the_share_of_zeros_leaves_out_what_can_only_be_zero() -> None:
+    """A while its B is 0, and a parameter without a gradient; the rest has 3 zeros in 8 numbers."""
+    gradients = {
+        "q.lora_A": [0.0, 0.0, 0.0, 0.0],
+        "q.lora_B": [0.0, 1.0, 1.0, 1.0],
+        "k.lora_A": [0.0, 0.0, 1.0, 1.0],
+        "k.lora_B": None,
+    }
+    parameters = {name: nn.Parameter(torch.full((4,), float(name != "q.lora_B"))) for name in gradients}
+    for name, values in gradients.items():
+        parameters[name].grad = None if values is None else torch.tensor(values)
+    assert zero_share(parameters) == 3 / 8
+
+
+def test_steps_that_were_not_taken_have_no_share_of_zeros() -> None:
+    skipped, taken = StepStatistics(pairs=2, grad_norm=None), StepStatistics(pairs=2, grad_norm=1.0, zeros=0.25)
+    assert "train/zero_gradients" not in update_metrics([], [skipped])
+    assert update_metrics([], [skipped, taken])["train/zero_gradients"] == 0.25

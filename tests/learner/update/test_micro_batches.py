@@ -1,7 +1,5 @@
-"""Fewer gradients: micro-batches left out by |advantage|, and one velocity for members with the same state."""
+"""Fewer gradients: a share of the steps, and one velocity for members with the same state."""
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +19,6 @@ from learner.update.micro_batches import (
     micro_batches,
     require_alike,
     shard_tasks,
-    subsample_factor,
 )
 from learner.update.objective import Objective
 from protocol.config.run import RunConfig
@@ -30,7 +27,6 @@ from protocol.messages import ScoredGroup
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import alone, draw_groups, iterate, learn
 
-BELOW = 1.0
 CPU = torch.device("cpu")
 Config = Callable[..., RunConfig]
 KL = {"learner": {"kl": {"weight": 0.5}, "updates_per_iteration": 1}}
@@ -46,7 +42,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
     "own noise": ({"group": {"size": 4, "shard": 4}, "sampling": {"shared_noise": False}}, {0: 4, 1: 4, 2: 4}),
     "guided, with kl": ({"group": {"size": 4, "shard": 4}, "model": {"guidance": 3.0}} | KL, {0: 1, 1: 4, 2: 4}),
     "masked": ({"group": {"size": 4, "shard": 4}, "learner": {"objective": "masked"}}, {0: 1, 1: 4, 2: 4}),
-    "distillation": ({"group": {"size": 4, "shard": 4}, "learner": {"objective": "distillation"}}, {0: 1, 1: 4, 2: 4}),
     "tree": (TREE, {0: 1, 1: 2, 2: 2, 3: 4, 4: 7}),
     "tree, cut forwards": (TREE | {"model": {"forward_batch": 3}}, {0: 1, 1: 2, 2: 2, 3: 4, 4: 7}),
 }
@@ -55,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[int, int]]] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """Two scored groups of two shards, and what a learner without subsampling made of them."""
+    """Two scored groups of two shards, and a learner that trained on all of their steps."""
 
     config: RunConfig
     groups: Sequence[ScoredGroup]
@@ -95,76 +90,24 @@ def batches_of(task: ShardTask) -> list[MicroBatch]:
     return list(micro_batches(task, task.shard.rollout, alike=alone, device=CPU))
 
 
-def test_a_loss_that_trains_with_a_chance_counts_once_on_average() -> None:
-    for tenths in range(1, 11):
-        factors = [subsample_factor(tenths / 10, (drawn + 0.5) / 1000) for drawn in range(1000)]
-        assert np.mean(factors) == pytest.approx(1.0)
-        assert set(factors) <= {0.0, 10 / tenths}
-    assert subsample_factor(0.0, 0.0) == 0.0
-
-
-def test_the_expected_gradient_is_the_whole_one(scene: Scene, gradient: Callable[[MicroBatch], torch.Tensor]) -> None:
-    """Every pattern of kept and dropped micro-batches, each with its probability."""
-    task = scene.tasks(StepChoice())[0]
-    whole = sum(map(gradient, batches_of(task)))
-    chances = {k: min(1.0, size / BELOW) for k, size in task.sizes().items()}
-    assert len(chances) == 3 and max(chances.values()) < 1
-    expected, total = torch.zeros_like(whole), 0.0
-    for kept in itertools.product((True, False), repeat=len(chances)):
-        probability = math.prod(p if keeps else 1 - p for keeps, p in zip(kept, chances.values(), strict=True))
-        if probability:
-            factors = {k: 1 / p if keeps else 0.0 for keeps, (k, p) in zip(kept, chances.items(), strict=True)}
-            parts = map(gradient, batches_of(replace(task, factors=factors)))
-            expected, total = expected + probability * sum(parts, torch.zeros_like(whole)), total + probability
-    assert total == pytest.approx(1)
-    assert relative_difference(whole, expected) < 1e-6
-
-
-def test_each_micro_batch_trains_as_often_as_its_advantages_say(scene: Scene) -> None:
-    seeds = 600
-    choices = [StepChoice(seed=seed, subsample_below=BELOW) for seed in range(seeds)]
-    for task in scene.tasks(StepChoice()):
-        sizes = task.sizes()
-        factors = [choice.factors(task.shard.facts, sizes) for choice in choices]
-        for k, size in sizes.items():
-            chance = min(1.0, size / BELOW)
-            kept = np.mean([each.get(k, 1.0) > 0 for each in factors])
-            assert abs(kept - chance) <= 4 * math.sqrt(chance * (1 - chance) / seeds)
-            assert all(each.get(k, 1.0) in (0.0, pytest.approx(1 / chance)) for each in factors)
-
-
 def test_a_share_of_the_steps_is_that_of_exact_arithmetic(scene: Scene) -> None:
     """0.58 of 50 is 29; the floating-point product is a little less."""
     facts = replace(scene.tasks(StepChoice())[0].shard.facts, steps=tuple(range(50)))
     assert len(StepChoice(fraction=0.58).columns(facts)) == 29
 
 
-def test_draws_differ_by_step_shard_epoch_and_seed(scene: Scene) -> None:
-    facts = [task.shard.facts for task in scene.tasks(StepChoice())]
-
-    def pattern(choice: StepChoice) -> list[dict[int, float]]:
-        return [choice.factors(each, dict.fromkeys(range(9), 0.5)) for each in facts]
-
-    choice = StepChoice(subsample_below=BELOW)
-    assert pattern(choice) == pattern(choice)
-    assert len({str(each) for each in pattern(choice)}) == len(facts)
-    assert set(pattern(choice)[0].values()) == {0.0, 2.0}
-    for other in (replace(choice, epoch=1), replace(choice, seed=1)):
-        assert pattern(other) != pattern(choice)
-
-
-def test_the_learner_trains_what_was_drawn_and_nothing_else(
+def test_the_learner_trains_the_chosen_steps_and_nothing_else(
     scene: Scene,
     gradient: Callable[[MicroBatch], torch.Tensor],
     tiny_config: Callable[..., RunConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = watch_gradients(monkeypatch)
-    settings = {"updates_per_iteration": 1, "subsample_below": BELOW}
+    settings = {"updates_per_iteration": 1, "step_fraction": 0.6}
     config = tiny_config(group={"size": 4, "shard": 2, "per_iteration": 2}, learner=settings)
     learner = Learner(config)
     metrics = learn(config, scene.groups, learner)
-    tasks = scene.tasks(StepChoice(seed=config.seed, subsample_below=BELOW))
+    tasks = scene.tasks(StepChoice(fraction=0.6, seed=config.seed))
     drawn = [micro_batch for task in tasks for micro_batch in batches_of(task)]
     whole = [micro_batch for task in scene.tasks(StepChoice()) for micro_batch in batches_of(task)]
     assert 0 < len(drawn) < len(whole)

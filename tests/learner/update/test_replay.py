@@ -157,11 +157,9 @@ UPDATES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "learner": {"probe_every": 0},
         },
         "several updates and epochs": {"learner": {"updates_per_iteration": 2, "epochs": 3, "learning_rate": 1e-2}},
-        "subsampled micro-batches": {"learner": {"subsample_below": 1.0}},
         "guarded": {"learner": {"objective": "guarded"}},
         "masked": {"learner": {"objective": "masked"}, "sampling": {"kernel": "cps"}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
-        "distillation": {"learner": {"objective": "distillation"}},
         "bfloat16, guided, cps": {"model": {"dtype": "bfloat16", "guidance": 2.0}, "sampling": {"kernel": "cps"}},
         "cut forwards, schedule": {"model": {"forward_batch": 1}, "completion": {"rule": "schedule"}},
     }

@@ -18,7 +18,7 @@ from learner.update.lanes import Lanes, Seat, added, tree
 from learner.update.learner import SCALER, Learner
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from learner.update.objective import Objective
-from learner.update.workers import GroupsHandle, NearWorker, update
+from learner.update.workers import InProcessWorker, update
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, ShardLostError
 from protocol.messages import LearnerState, Rollout, ScoredGroup, digest_of
@@ -93,7 +93,6 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "guarded": {"learner": {"objective": "guarded"}},
         "masked": {"learner": {"objective": "masked", "epochs": 2}},
-        "distillation": {"learner": {"objective": "distillation"}},
         "nft": {"learner": FORWARD | {"objective": "nft"}, **ODE},
         "awm": {"learner": FORWARD | {"objective": "awm", "epochs": 2}, **ODE},
         "nft with step credit": {"learner": FORWARD | {"objective": "nft"}},
@@ -102,10 +101,8 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
             "learner": FORWARD | {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity", "reset_above": 1e-12}},
             **ODE,
         },
-        "pooled slopes": {"credit": {"slopes_decay": 0.8}},
         "with kl": {"learner": {"kl": {"weight": 0.1}}},
         "a share of the steps": {"learner": {"step_fraction": 0.6, "epochs": 2}},
-        "subsampled micro-batches": {"learner": {"subsample_below": 1.0, "epochs": 2}},
         "a running mean": {"learner": {"average": {"decay": 0.9, "every": 1}}},
         "cut forwards": {"model": {"forward_batch": 1}},
         "older adapters": {"group": {**MANY, "max_lag": 1}},
@@ -247,12 +244,14 @@ def test_a_worker_that_raises_ends_the_update_while_another_one_works(tiny_confi
     groups = draw_groups(policy, config, broken.adapter(), iteration=0)
     groups[0].shards[0].rollout.log_probs[0, 0] = -np.inf
 
-    class Slow(NearWorker):
-        async def train(self, first: int, count: int, *, epoch: int) -> None:
-            await asyncio.Event().wait()
+    class Slow(InProcessWorker):
+        async def call(self, work, *args, **named):
+            if work is Learner.train:
+                await asyncio.Event().wait()
+            return await super().call(work, *args, **named)
 
     async def scenario() -> None:
-        await asyncio.wait_for(update(config, [NearWorker(broken), Slow(slow)], complete(groups)), 120)
+        await asyncio.wait_for(update(config, [InProcessWorker(broken), Slow(slow)], complete(groups)), 120)
 
     with pytest.raises(NonFiniteError, match="must be finite"):
         asyncio.run(scenario())
@@ -276,10 +275,11 @@ def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(tiny_conf
     groups = draw_groups(policy, config, whole.adapter(), iteration=0, judge=blind_to_one)
     steps: list[int] = []
 
-    class Watched(NearWorker):
-        async def step(self, gradient: Any, *, first: int, epoch: int) -> None:
-            steps.append(first)
-            await super().step(gradient, first=first, epoch=epoch)
+    class Watched(InProcessWorker):
+        async def call(self, work, *args, **named):
+            if work is Learner.step:
+                steps.append(named["first"])
+            return await super().call(work, *args, **named)
 
     async def scenario() -> dict[str, float]:
         coming = [asyncio.get_running_loop().create_future() for _ in groups]
@@ -306,15 +306,16 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
     policy.receive(before.adapter)
     groups = draw_groups(policy, config, before.adapter, iteration=0)
 
-    class Watched(NearWorker):
+    class Watched(InProcessWorker):
         """Ends the update after its second step."""
 
         updating: "asyncio.Future[Any]"
 
-        async def step(self, gradient: Any, *, first: int, epoch: int) -> None:
-            await super().step(gradient, first=first, epoch=epoch)
-            if first == 2:
+        async def call(self, work, *args, **named):
+            result = await super().call(work, *args, **named)
+            if work is Learner.step and named["first"] == 2:
                 self.updating.cancel()
+            return result
 
     async def scenario() -> None:
         coming = complete(groups[:4]) + [asyncio.get_running_loop().create_future() for _ in groups[4:]]
@@ -338,12 +339,12 @@ def test_all_workers_get_one_handle_of_the_groups(tiny_config: Config) -> None:
     groups = draw_groups(policy, config, workers[0].adapter(), iteration=0)
     shared: list[Sequence[ScoredGroup]] = []
 
-    def share(complete: Sequence[ScoredGroup]) -> GroupsHandle:
+    def share(complete: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         shared.append(complete)
-        return GroupsHandle(complete)
+        return complete
 
     async def scenario() -> None:
-        await update(config, [NearWorker(learner) for learner in workers], complete(groups), share=share)
+        await update(config, [InProcessWorker(learner) for learner in workers], complete(groups), share=share)
 
     asyncio.run(scenario())
     assert shared == [groups]

@@ -278,9 +278,10 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(state: dict[str, Any], f
     for number, (message, tensors) in enumerate(cases.items()):
         file = tmp_path / f"{number}.safetensors"
         save_file(tensors, file)
-        with pytest.raises(ScorerError, match=message) as caught:
-            build_scorer("hpsv3", **arguments(folder, model=str(file)))
-        assert "\n" not in str(caught.value)
+        for read in (build_scorer, lambda name, **args: require_ready(name, args)):  # with weights, and headers alone
+            with pytest.raises(ScorerError, match=message) as caught:
+                read("hpsv3", **arguments(folder, model=str(file)))
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

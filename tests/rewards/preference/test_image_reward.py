@@ -198,9 +198,10 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(state: dict[str, Any], f
     for number, (message, tensors) in enumerate(cases.items()):
         file = tmp_path / f"{number}.pt"
         torch.save(tensors, file)
-        with pytest.raises(ScorerError, match=message) as caught:
-            build_scorer("imagereward", model=str(file), tokenizer=str(folder))
-        assert "\n" not in str(caught.value)
+        for read in (build_scorer, lambda name, **args: require_ready(name, args)):  # with weights, and headers alone
+            with pytest.raises(ScorerError, match=message) as caught:
+                read("imagereward", model=str(file), tokenizer=str(folder))
+            assert "\n" not in str(caught.value)
     (tmp_path / "text.pt").write_text("no tensors")
     for name in ("text.pt", "absent.pt", "absent"):
         with pytest.raises(ScorerError, match="cannot be") as caught:

@@ -10,7 +10,7 @@ import torch
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
-from learner.update.workers import NearWorker, update
+from learner.update.workers import InProcessWorker, update
 from protocol.config.run import RunConfig
 from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from tests.support.runs.metrics import untimed
@@ -63,7 +63,7 @@ def learn(config: RunConfig, groups: Sequence[ScoredGroup], *learners: Learner) 
     """One update by these workers, in the order of their seats; what it says, without seconds."""
 
     async def run() -> dict[str, float]:
-        return untimed(await update(config, [NearWorker(learner) for learner in learners], complete(groups)))
+        return untimed(await update(config, [InProcessWorker(learner) for learner in learners], complete(groups)))
 
     return asyncio.run(run())
 

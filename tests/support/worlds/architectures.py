@@ -1,11 +1,28 @@
 """The architectures that a GPU is to train, tiny and with random weights: by name, the model's section of a config."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.worlds.tiny_models import write_flux, write_sd35
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
-ARCHITECTURES = ("sd35", "flux")
+ARCHITECTURES: dict[str, Callable[[Path], Path]] = {
+    "sd35": partial(write_sd35, has_t5=False),
+    "flux": write_flux,
+    "flux2_klein": write_flux2_klein,
+    "qwen_image": write_qwen_image,
+    "z_image": write_z_image,
+}
+SIZE = {"height": 16, "width": 16}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "flux": SIZE,
+    "flux2_klein": SIZE,
+    "qwen_image": {**SIZE, "max_sequence_length": 160, "guidance": 2.0},
+    "z_image": {**SIZE, "max_sequence_length": 40, "guidance": 2.0},
+}
+"""Prompts of the last two differ in length, and so do a prompt and its negative."""
 LORA = {"rank": 4, "alpha": 8}
 
 
@@ -20,7 +37,7 @@ def model_of(name: str, dtype: str, folder: Path) -> dict[str, Any]:
     Returns:
         The section `model`.
     """
-    path, size = folder / name, {"height": 16, "width": 16} if name == "flux" else {}
+    path = folder / name
     if not path.exists():
-        _ = write_flux(path) if name == "flux" else write_sd35(path, has_t5=False)
-    return {"path": str(path), "dtype": dtype, "max_sequence_length": 2, "lora": LORA, **size}
+        ARCHITECTURES[name](path)
+    return {"path": str(path), "dtype": dtype, "max_sequence_length": 2, "lora": LORA, **OPTIONS.get(name, {})}

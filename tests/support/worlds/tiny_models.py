@@ -46,9 +46,16 @@ def write_sd3(folder: Path) -> Path:
     return _write_sd3(folder, seed=20, latents=SD3_LATENTS)
 
 
-def write_sd35(folder: Path, *, has_t5: bool = True) -> Path:
-    """SD3.5-Medium's shape: dual attention in the first block, qk-norm, three text encoders; images of 16x16."""
-    return _write_sd3(folder, seed=30, has_t5=has_t5, dual_attention_layers=(0,), qk_norm="rms_norm")
+def write_sd35(folder: Path, *, has_t5: bool = True, **shape: Any) -> Path:
+    """SD3.5-Medium's shape: dual attention in the first block, qk-norm, three text encoders; images of 16x16.
+
+    Args:
+        folder: receives the pipeline.
+        has_t5: whether it has the third text encoder.
+        shape: arguments of the transformer that are other than those of `_write_sd3`.
+    """
+    shape = {"dual_attention_layers": (0,)} | shape
+    return _write_sd3(folder, seed=30, has_t5=has_t5, qk_norm="rms_norm", **shape)
 
 
 def _write_sd3(
@@ -56,27 +63,25 @@ def _write_sd3(
 ) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        transformer = randomised(
-            SD3Transformer2DModel(
-                sample_size=8,
-                patch_size=2,
-                in_channels=4,
-                num_layers=2,
-                attention_head_dim=8,
-                num_attention_heads=2,
-                joint_attention_dim=16,
-                caption_projection_dim=16,
-                pooled_projection_dim=16,
-                out_channels=4,
-                pos_embed_max_size=8,
-                **shape,
-            )
-        )
+        usual = {
+            "sample_size": 8,
+            "patch_size": 2,
+            "in_channels": 4,
+            "num_layers": 2,
+            "attention_head_dim": 8,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 16,
+            "caption_projection_dim": 16,
+            "pooled_projection_dim": 16,
+            "out_channels": 4,
+            "pos_embed_max_size": 8,
+        }
+        transformer: Any = randomised(SD3Transformer2DModel(**usual | shape))
         tokenizer, t5_tokenizer = clip_tokenizer(), _t5_tokenizer()
         pipeline = StableDiffusion3Pipeline(
             transformer=transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=autoencoder(4, latents),
+            vae=autoencoder(transformer.config.in_channels, latents),
             text_encoder=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=CLIPTextModelWithProjection(_clip_config(tokenizer)).eval(),

@@ -1,0 +1,166 @@
+"""What the GPU itself reaches: copies, products, and attention by kernel, each with random numbers."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.speed.parts import Figures, Where, tried
+from benchmarks.speed.timing import seconds_of
+
+SHAPES = {
+    "SD3.5, 16 rows": (16, 24, 1229, 64),
+    "FLUX.1, 3 rows": (3, 24, 1152, 128),
+    "Qwen-Image, 4 rows, masked": (4, 24, 1088, 128),
+}
+"""Rows, heads, tokens and width of a head, at 512 x 512."""
+TEXT = 64
+"""Tokens of a prompt in the masked shape, the last of the row; the mask hides more of them row by row."""
+REPEATS = 50
+
+Works = tuple[Callable[[], Tensor], Callable[[], tuple[Tensor, ...]]]
+"""A forward, and a forward with the gradients of queries, keys and values."""
+
+
+def ceilings(where: Where) -> Iterator[Figures]:
+    """Measure the copy of a large tensor, and a product of two random matrices in bfloat16."""
+    side, numbers = (64, 1 << 10) if where.is_tiny else (8192, 1 << 31)
+    source = torch.randn(numbers, device=where.device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    yield {"copy, GB/s read and written": 4e-9 * numbers / seconds_of(lambda: target.copy_(source), rounds=10)}
+    left, right = (torch.randn(side, side, device=where.device, dtype=torch.bfloat16) for _ in range(2))
+    yield {"product, TFLOP/s": 2e-12 * side**3 / seconds_of(lambda: left @ right, rounds=10)}
+
+
+def attention(where: Where) -> Iterator[Figures]:
+    """Measure forward and backward by kernel and shape, and count the repeats that give other bits."""
+    for kernel, (make, is_strict) in KERNELS.items():
+        torch.use_deterministic_algorithms(mode=is_strict)
+        for name, shape in SHAPES.items():
+            sizes = (2, 2, 96, 16) if where.is_tiny else shape
+            is_masked = name.endswith("masked")
+            yield tried(f"{kernel}, {name}", partial(_attended, make, sizes, is_masked=is_masked, device=where.device))
+
+
+def _attended(make: Callable[..., Works], sizes: tuple[int, int, int, int], *, is_masked: bool, device: str) -> Figures:
+    rows, heads, tokens, width = sizes
+    drawn = (torch.randn(rows, tokens, heads, width, device=device, dtype=torch.bfloat16) for _ in range(4))
+    query, key, value, gradient = (each.transpose(1, 2) for each in drawn)
+    inputs = [each.requires_grad_() for each in (query, key, value)]
+    mask = None
+    if is_masked:
+        hidden = TEXT // 2 * torch.arange(rows, device=device) // rows
+        mask = (torch.arange(tokens, device=device) < tokens - hidden[:, None])[:, None, None]
+    forward, both = make(*inputs, mask, gradient)
+    first, *gradients = both()
+    others = sum(not all(map(torch.equal, (first, *gradients), both())) for _ in range(REPEATS))
+    slow, quick = seconds_of(both, rounds=10), seconds_of(forward, rounds=10)
+    operations = 4 * rows * heads * tokens**2 * width  # of a forward; its backward has 2.5 times as many
+    return {
+        "forward ms": 1e3 * quick,
+        "forward TFLOP/s": operations / quick / 1e12,
+        "both ms": 1e3 * slow,
+        "both TFLOP/s": 3.5 * operations / slow / 1e12,
+        f"other bits in {REPEATS} repeats": others,
+    }
+
+
+def _torchs(
+    backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor
+) -> Works:
+    def attend() -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    return _differentiated(attend, query, key, value, gradient)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    kernel: Any = torch.compile(flex_attention, dynamic=False) if query.is_cuda else flex_attention
+    blocks: Any = None
+    if mask is not None:
+        shown = mask[:, 0, 0]
+        rows, _, tokens, _ = query.shape
+        device = str(query.device)
+        shows = lambda row, _head, _at, other: shown[row, other]  # noqa: E731
+        blocks = create_block_mask(shows, rows, None, tokens, tokens, device)
+    return _differentiated(lambda: kernel(query, key, value, block_mask=blocks), query, key, value, gradient)
+
+
+def _differentiated(attend: Callable[[], Tensor], query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> Works:
+    def both() -> tuple[Tensor, ...]:
+        attended = attend()
+        return (attended, *torch.autograd.grad(attended, (query, key, value), gradient))
+
+    return torch.no_grad()(attend), both
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
+    """Build cuDNN's own graphs, whose backward has a deterministic order, with the package nvidia-cudnn-frontend."""
+    import cudnn  # pyrefly: ignore[missing-import]
+
+    if mask is not None:
+        raise NotImplementedError("a mask")
+    rows, heads, tokens, width = query.shape
+    query, key, value = (each.detach() for each in (query, key, value))
+    attended, slopes = torch.empty_like(query), [torch.empty_like(each) for each in (query, key, value)]
+    sums = torch.empty(rows, heads, tokens, 1, device=query.device, dtype=torch.float32)
+    scale = 1 / math.sqrt(width)
+
+    def graph() -> Any:
+        half, whole = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
+        return cudnn.pygraph(io_data_type=half, intermediate_data_type=whole, compute_data_type=whole)
+
+    def built(graph: Any, tensors: dict[Any, Tensor]) -> Callable[[], None]:
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        space = torch.empty(graph.get_workspace_size(), device=query.device, dtype=torch.uint8)
+        return lambda: graph.execute(tensors, space)
+
+    def made(output: Any, tensor: Tensor) -> Any:
+        return output.set_output(True).set_dim(tensor.size()).set_stride(tensor.stride())
+
+    ahead = graph()
+    read = {ahead.tensor_like(each): each for each in (query, key, value)}
+    out, stats = ahead.sdpa(**dict(zip("qkv", read, strict=True)), is_inference=False, attn_scale=scale)
+    made(stats, sums).set_data_type(cudnn.data_type.FLOAT)
+    made(out, attended)
+    forward = built(ahead, {**read, out: attended, stats: sums})
+
+    back = graph()
+    names = {"q": query, "k": key, "v": value, "o": attended, "dO": gradient, "stats": sums}
+    handles = {name: back.tensor_like(each) for name, each in names.items()}
+    outputs = back.sdpa_backward(**handles, attn_scale=scale, use_deterministic_algorithm=True)
+    written = {made(output, slope): slope for output, slope in zip(outputs, slopes, strict=True)}
+    backward = built(back, {**{handles[name]: each for name, each in names.items()}, **written})
+
+    def attend() -> Tensor:
+        forward()
+        return attended
+
+    def both() -> tuple[Tensor, ...]:
+        forward()
+        backward()
+        return (attended.clone(), *(slope.clone() for slope in slopes))
+
+    return attend, both
+
+
+KERNELS: dict[str, tuple[Callable[..., Works], bool]] = {
+    "flash, deterministic": (partial(_torchs, SDPBackend.FLASH_ATTENTION), True),
+    "cuDNN of torch": (partial(_torchs, SDPBackend.CUDNN_ATTENTION), False),
+    "cuDNN, deterministic": (_cudnn, False),
+    "efficient, deterministic": (partial(_torchs, SDPBackend.EFFICIENT_ATTENTION), True),
+    "flex": (_flex, False),
+}
+"""By name how its works are made, and whether torch is to refuse what may give other bits every time."""

@@ -1,0 +1,276 @@
+"""The parts of a pipeline: each is read from its own folder, whole or refused in one line.
+
+An outline of a part comes from config files and the headers of its weights: a model without memory, refused where the
+part itself would be refused.
+"""
+
+import inspect
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from flow.models.families import Family
+from flow.models.folder import IMAGE_VAES, SCHEDULER, find_tiny_decoder, read_settings, require_schedule_class
+from flow.models.hub import INDEX, is_known, is_on_hub
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+from protocol.pretrained import (
+    load_tokenizer,
+    load_whole,
+    loaded,
+    require_plain_weights,
+    require_tensors,
+    require_vocabulary,
+)
+
+STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
+"""How each library names the files of a part's weights."""
+PAIR = "text_encoder", "tokenizer"
+OPTIONAL = {"text_encoder_3", "tokenizer_3"}
+"""SD3's T5, without which its pipeline works too."""
+UNQUANTISED = "use the unquantised model and model.quantize=nf4"
+
+
+def read_part(
+    folder: Path, part: str, *, dtype: torch.dtype | None = None, is_outline: bool = False, **options: Any
+) -> Any:
+    """Read a part of a model's folder, such as `transformer` or `text_encoder`.
+
+    Args:
+        folder: the model's folder in diffusers' format.
+        part: its name in `model_index.json`.
+        dtype: dtype of the weights.
+        is_outline: read headers only; the weights stay on the device `meta`.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        ModelError: it cannot be read, or its tensors are not those of its class.
+    """
+    kind = part_class(folder, part)
+    options |= {"dtype": dtype} if dtype else {}
+    return read_model(kind, folder / part, _what(folder, part), is_outline=is_outline, **options)
+
+
+def read_model(kind: Any, place: Path, what: str, *, is_outline: bool = False, **options: Any) -> Any:
+    """Read a model of a class from its own folder, like `read_part`; `what` names it in errors."""
+    require_plain_weights(place, what=what, error=ModelError, remedy=UNQUANTISED)
+    read_settings(place / "config.json")
+    options |= {"local_files_only": True, "variant": _variant(place, _stem(kind))}
+    if is_outline and _stem(kind) == STEMS["diffusers"]:
+        model = _outline(kind, place, what)
+    else:
+        options |= {"device_map": "meta"} if is_outline else {}
+        model = load_whole(kind.from_pretrained, place, what=what, error=ModelError, **options)
+    if kind.__name__ in IMAGE_VAES:
+        unknown = [key for key in ("scaling_factor", "shift_factor") if model.config.get(key) is None]
+        if unknown:
+            raise ModelError(
+                f"{what} must name {unknown[0]} in its config.json, got none, and the pipeline needs it to decode:"
+                f" set it to that of the model's release, or to {1 if unknown[0] == 'scaling_factor' else 0} if latents"
+                " are decoded as they are"
+            )
+    return model
+
+
+def read_tiny_decoder(
+    config: ModelConfig, folder: Path, *, dtype: torch.dtype | None = None, is_outline: bool = False
+) -> Any:
+    """Read the decoder that `model.tiny_decoder` names for a model's folder; None without one. See `read_part`."""
+    from diffusers import AutoencoderTiny
+
+    place = find_tiny_decoder(config, folder, is_whole=not is_outline)
+    if place is None or (is_outline and may_lack_weights(config.tiny_decoder, place)):
+        return None
+    options = {"dtype": dtype} if dtype else {}
+    what = f"model.tiny_decoder {config.tiny_decoder}"
+    return read_model(AutoencoderTiny, place, what, is_outline=is_outline, **options)
+
+
+def read_text_parts(
+    family: Family,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    is_outline: bool = False,
+    path: str | None = None,
+) -> dict[str, Any]:
+    """Read the tokenizers and text encoders that a model's index names, and check that each pair fits.
+
+    Args:
+        family: the model's family.
+        folder: the model's folder.
+        dtype: dtype of the encoders.
+        is_outline: read headers only, and leave out what `may_lack_weights`.
+        path: `model.path`, for an outline.
+
+    Returns:
+        The parts by name; None for those that the index does not name. Of an image encoder nothing is read, since
+        prompts are texts.
+
+    Raises:
+        ModelError: see `read_part`; or a tokenizer has another vocabulary than its encoder.
+    """
+    index = read_settings(folder / INDEX)
+    parts: dict[str, Any] = dict.fromkeys(family.text_parts)
+    named = [part for part in family.text_parts if part.startswith(PAIR) and names_part(index, part)]
+    wanted = {_partner(part) for part in named} | {part for part in parts if part.startswith(PAIR)} - OPTIONAL
+    lacking = sorted(wanted - set(named))
+    if lacking and not is_known(folder):
+        raise ModelError(
+            f"model folder {folder} must name its text encoders and tokenizers in {INDEX}, got no {lacking[0]}"
+        )
+    for part in named:
+        if part.startswith("text_encoder"):
+            if not is_outline or not may_lack_weights(path, folder / part):
+                parts[part] = read_part(folder, part, dtype=dtype, is_outline=is_outline)
+            continue
+        parts[part] = read_tokenizer(folder, part)
+        encoder = parts[_partner(part)]
+        if encoder is not None:
+            require_vocabulary(parts[part], encoder, what=_what(folder, part), error=ModelError)
+    return parts
+
+
+def read_tokenizer(folder: Path, part: str) -> Any:
+    """Read a tokenizer of a model's folder, such as `tokenizer_2`.
+
+    Raises:
+        ModelError: a file is missing or cannot be read.
+    """
+    kind, what = part_class(folder, part), _what(folder, part)
+    return load_tokenizer(kind, folder / part, what=what, error=ModelError, local_files_only=True)
+
+
+def pipeline_of(family: Family, folder: Path, **parts: Any) -> Any:
+    """Make a family's pipeline of parts that are read already, and of the scheduler of a model's folder.
+
+    Raises:
+        ModelError: the scheduler cannot be read, or is of a class whose sigmas ours are not.
+    """
+    import diffusers
+
+    scheduler_settings(folder)
+    load, what = getattr(diffusers, family.pipeline).from_pretrained, f"model folder {folder} as {family.pipeline}"
+    return loaded(load, folder, what=what, error=ModelError, local_files_only=True, **parts)
+
+
+def scheduler_settings(folder: Path) -> dict[str, Any]:
+    """Return the config of a model's scheduler.
+
+    Raises:
+        ModelError: it cannot be read, or another class wrote it.
+    """
+    settings = read_settings(folder / "scheduler" / "scheduler_config.json")
+    require_schedule_class(settings.get("_class_name", SCHEDULER), str(folder))
+    return settings
+
+
+def _partner(part: str) -> str:
+    encoder, tokenizer = PAIR
+    return part.replace(encoder, tokenizer) if part.startswith(encoder) else part.replace(tokenizer, encoder)
+
+
+def names_part(index: dict[str, Any], part: str) -> bool:
+    """Tell whether a model's index names a part with library and class."""
+    entry = index.get(part)
+    return isinstance(entry, list) and len(entry) == 2 and all(isinstance(each, str) for each in entry)
+
+
+def part_class(folder: Path, part: str) -> Any:
+    """Import and return the class of a part, which `model_index.json` names.
+
+    Raises:
+        ModelError: the index names none, or one that diffusers and transformers do not have.
+    """
+    index = read_settings(folder / INDEX)
+    library, name = index[part] if names_part(index, part) else ("", "")
+    kind = getattr(import_module(library), name, None) if library in STEMS else None
+    if not inspect.isclass(kind):
+        raise ModelError(
+            f"{_what(folder, part)} must be a class of diffusers or transformers in {INDEX}, got {index.get(part)}"
+        )
+    return kind
+
+
+def whole_settings(folder: Path, part: str) -> dict[str, Any]:
+    """Return the config of a part of diffusers, with the defaults of its class for keys that the file lacks."""
+    parameters = inspect.signature(part_class(folder, part).__init__).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return defaults | read_settings(folder / part / "config.json")
+
+
+def may_lack_weights(path: str | None, place: Path) -> bool:
+    """Tell whether a part's weights are not here yet and need not be: of a hub id, or of configs that we ship."""
+    return path is not None and (is_on_hub(path) or is_known(place)) and not has_weights(place)
+
+
+def has_weights(place: Path) -> bool:
+    """Tell whether a part's folder holds all its weights, as far as their index or their one file says."""
+    files = [file for stem in STEMS.values() for file in _files(place, stem)]
+    return all(file.exists() for file in files) if files else any(place.glob("*.bin"))
+
+
+def _outline(kind: Any, place: Path, what: str) -> Any:
+    """Make a model of diffusers without memory, and compare its tensors with the headers of its weights."""
+    from accelerate import init_empty_weights
+
+    files = _files(place, STEMS["diffusers"])
+    settings = loaded(kind.load_config, place, what=what, error=ModelError, local_files_only=True)
+    with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
+        model = loaded(kind.from_config, settings, what=what, error=ModelError)
+    if not files and any(place.glob("*.bin")):
+        return model  # pickled weights have no header
+    if not files:
+        raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
+    held: dict[str, torch.Tensor] = {}
+    for file in files:
+        held |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
+    model._fix_state_dict_keys_on_load(held)  # VAEs of older releases
+    own = model.state_dict()
+    found = {
+        "missing_keys": own.keys() - held.keys(),
+        "unexpected_keys": held.keys() - own.keys(),
+        "mismatched_keys": [(name,) for name in own.keys() & held.keys() if own[name].shape != held[name].shape],
+    }
+    require_tensors(model, found, what=what, error=ModelError)
+    return model
+
+
+def _header(file: Path) -> dict[str, torch.Tensor]:
+    with safe_open(file, framework="pt") as held:
+        return {name: torch.empty(held.get_slice(name).get_shape(), device="meta") for name in held.keys()}  # noqa: SIM118
+
+
+def _files(place: Path, stem: str) -> list[Path]:
+    """Return the files of a part's weights: those that their index names, or the one file."""
+    variant = _variant(place, stem)
+    index = place / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
+    if index.exists():
+        try:
+            return sorted(
+                {place / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            )
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return [index]  # no safetensors file, so that reading it names it
+    one = place / (f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors")
+    return [one] if one.exists() else []
+
+
+def _variant(place: Path, stem: str) -> str | None:
+    """Return `fp16` if a part has weights in this variant only; None takes the plain ones."""
+    plain = [f"{stem}.safetensors", f"{stem}.safetensors.index.json", "pytorch_model.bin", f"{stem}.bin"]
+    halved = [f"{stem}.fp16.safetensors", f"{stem}.safetensors.index.fp16.json"]
+    has_plain, has_half = (any((place / name).exists() for name in names) for names in (plain, halved))
+    return "fp16" if has_half and not has_plain else None
+
+
+def _stem(kind: Any) -> str:
+    return STEMS["diffusers" if kind.__module__.partition(".")[0] == "diffusers" else "transformers"]
+
+
+def _what(folder: Path, part: str) -> str:
+    return f"{part} of model folder {folder}"
