@@ -13,6 +13,8 @@ from tests.support.paths import ROOT
 from tests.support.services.browsing import resize, started_browser
 
 SITE = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
+
+
 def pages(nav: Any) -> Iterator[str]:
     """The pages of a navigation tree."""
     if isinstance(nav, str):
