@@ -37,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, reason_of
-from protocol.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, share, whole
+from protocol.ground.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, share, whole
 from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)

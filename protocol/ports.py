@@ -59,8 +59,6 @@ class RolloutSource(Protocol):
         """Cut out the first `members` trajectories of a shard with small images, to show them.
 
         Args:
-            rollout: the shard.
-            images: its images.
             members: M, how many trajectories; all if there are fewer.
 
         Returns:

@@ -1,6 +1,6 @@
 """Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
 
-return judged([0.2, 0.9])
+return scored([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
 shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aesthetic is reported, but not in the reward
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Numbers = Sequence[float] | np.ndarray
 
 
-def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
+def scored(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
     """Make the scores of B images that are all valid; `components` are further numbers [B] by name."""
     return partly(values, [""] * len(values), components)
 
@@ -79,7 +79,6 @@ def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range
     """Cut a request into the groups that a scorer compares; one that sees single images gets all of them at once.
 
     Args:
-        reward: the scorer's config.
         images: B, the number of images of the request.
         size: images of one group; None if the request is one group.
 
@@ -95,7 +94,6 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
 
     Args:
         scores: scores of B images.
-        rows: indices of the images to replace.
         answer: the replacements, one for each of `rows`.
 
     Returns:
@@ -224,9 +222,7 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     ends the run. Under `pause`, an image that fails although the scorer works for others is treated as `missing`.
 
     Args:
-        name: the reward's name.
         config: its config with the policy `on_failure`.
-        scores: the scores; images without one are not valid.
 
     Returns:
         The scores; under `drop_group` they void their group.

@@ -31,7 +31,6 @@ class NodeFailures:
         """
         Args:
             within_s: seconds for which a failed actor counts.
-            clock: a monotonic clock.
             find: returns the node of an actor that failed before it reported its node.
         """
         self._within_s = within_s
@@ -108,7 +107,6 @@ def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callab
 
     Args:
         pool: the pool's name, for the event.
-        nodes: is told which actor failed.
         sink: receives the event.
 
     Returns:

@@ -27,8 +27,8 @@ from flowcredit.code import CODE, code_digest
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError, ScorerError
-from protocol.files import sha256_of
-from protocol.import_path import file_of, whole_path
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
@@ -100,7 +100,6 @@ class RewardPool:
     ) -> None:
         """
         Args:
-            name: the reward's name.
             config: sets batches, tries and the failure policy.
             make: makes a pool of that many actors; a pause may call it again.
             timeout_s: deadline of a call.
@@ -344,7 +343,7 @@ class RewardPools(Mixture):
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
                 depth=AHEAD,
-                on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
+                report_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
         return RewardPool(

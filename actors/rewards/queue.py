@@ -60,7 +60,6 @@ class RewardQueue:
             delay_s: seconds that a call which is not full waits for more.
             call: runs a coroutine function on an idle actor, on another one if it raises `ActorFailedError`; raises
                 PoolError when it gives up.
-            ask: the remote call.
         """
         self.failed_calls = 0
         """Calls whose actor died or that overran their deadline."""

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
 from protocol.errors import BoardError
-from protocol.files import text_of, write_whole
+from protocol.ground.files import text_of, write_whole
 
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
 """Files of the run folder while the run is in progress: the server's address and its socket."""
@@ -58,7 +58,6 @@ class BoardServer:
         write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
-        """Return whether the server runs."""
         return self._child is not None and self._child.is_running()
 
     def stop(self, *, is_taken_over: bool = False) -> None:

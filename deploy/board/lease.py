@@ -30,10 +30,10 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from deploy.board.board import Fence, client_of
-from protocol.addresses import EMBEDDED, OFF, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line
+from protocol.ground.addresses import EMBEDDED, OFF, without_password
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,6 @@ class BoardLease:
         """Prepare the request.
 
         Args:
-            url: the board's address.
             run: the run's name on the board.
             copies: `checkpoint.url`; empty without one.
             under: the lease of the run folder; a process that loses it claims nothing here.
@@ -179,7 +178,6 @@ class BoardLease:
         return self
 
     def require(self) -> None:
-        """Raise LeaseLostError if another process has taken over."""
         if not self._lost and not self.trouble and time.monotonic() - self._confirmed > TTL_S:
             self.renew()
         if self._lost:
@@ -281,7 +279,6 @@ def lease_on_board(config: RunConfig, run: Path, under: FolderLease, say: Callab
     Args:
         config: names the board and `checkpoint.url`.
         run: the run folder; its name is the run's name on the board.
-        under: the lease of the run folder.
         say: receives the reason for waiting.
 
     Returns:

@@ -155,7 +155,7 @@ class Publisher:
         if not self._has_written:
             await self._board.prune()
         if self._held is None:
-            held = await self._board.held(status.run)
+            held = await self._board.newest(status.run)
             is_ahead = held.line > _last(buffers.lines, "seq") or held.event > _last(buffers.events, "number")
             is_rewrite = self._is_lost or is_ahead or held.session != status.session
             self._held = Held(status.session) if is_rewrite else held

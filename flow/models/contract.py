@@ -90,9 +90,6 @@ class Backbone(Protocol):
             latents: states x [B, C, H, W].
             sigma: noise level of each state, in [0, 1] [B].
             conditioning: embeddings with one row for each state.
-
-        Returns:
-            The velocity, float32 [B, C, H, W].
         """
         ...
 
@@ -115,7 +112,6 @@ class Backbone(Protocol):
         """Decode clean latents to images, with the rounding of the family's pipeline.
 
         Args:
-            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points, which a tiny decoder may decode.
 
         Returns:

@@ -49,7 +49,6 @@ class Groups:
         """
         Args:
             config: sizes of groups and shards, staleness, seed.
-            prompts: the training prompts.
             ports: roll out, score, learn, and load adapters.
             observer: is told about every shard and update.
         """
@@ -168,7 +167,6 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     """Choose the prompt of one group from an endless sequence of passes over all prompts.
 
     Args:
-        prompts: the training prompts.
         index: the group's index, counted from the start of the run.
         seed: keys the shuffled order of each pass, together with the pass's number.
 

@@ -37,11 +37,6 @@ class PieceStatistics:
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
         """Copy a piece's numbers.
 
-        Args:
-            order: see the class.
-            pairs: the piece's losses.
-            loss: their sum.
-
         Returns:
             Its numbers, without gradients.
         """
@@ -149,8 +144,6 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
 
     Args:
         groups: G groups of one iteration.
-        tables: their rewards.
-        assignment: their credit.
 
     Returns:
         Numbers by name; NaN where no image has a score.

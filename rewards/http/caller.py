@@ -89,9 +89,6 @@ class HttpCaller:
             path: appended to the base address.
             request: arguments of httpx's `Client.request`.
 
-        Returns:
-            The reply.
-
         Raises:
             CallError: no such reply within the tries and the deadline; the message says how the last try ended.
         """

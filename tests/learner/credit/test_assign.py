@@ -370,7 +370,7 @@ def batches(
     return [
         part.k
         for task in shard_tasks(groups, credits_of(groups, held), choice=choice)
-        for part in micro_batches(task, task.shard.rollout, alike=alone, device=device, keeps_idle=keeps_idle)
+        for part in micro_batches(task, task.shard.rollout, rows_per_state=alone, device=device, keeps_idle=keeps_idle)
     ]
 
 
