@@ -37,7 +37,12 @@ class RayEvaluators:
         return EvaluationPorts(rollouts=self.rollouts, rewards=self.rewards, adapters=self.rollouts)
 
     async def start(self) -> None:
-        await asyncio.gather(*(pool.start() for pool in self._pools.values()))
+        await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
+
+    async def _start_scorers(self) -> None:
+        if self._bundles:
+            await self._bundles.reserved()
+        await asyncio.gather(*(pool.start() for pool in self.rewards.pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         await self.rewards.check(prompts)

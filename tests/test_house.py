@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows: how folders are made, and what tests may not do."""
+"""Rules of the house that no linter knows: names that say something, and what tests may not do."""
 
 import ast
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.gpu_model import random_backbone, random_lora, write_pipeline
-from benchmarks.speed.timing import milliseconds_by_kind, peak_memory, seconds_of, wait
+from benchmarks.speed.slot.timing import milliseconds_by_kind, peak_memory, seconds_of, wait
 from deploy.library import read_run, train
 from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.runs import groups_of
@@ -259,7 +259,16 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
 
 
 def pairs_of(policy: FlowPolicy, config: RunConfig, rows: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
-    """Return what computes the log-probs of random pairs, and what computes the gradients of their loss."""
+    """Make the work of a micro-batch of random pairs.
+
+    Args:
+        policy: computes the log-probs.
+        config: sets the loss.
+        rows: number of pairs.
+
+    Returns:
+        A function that returns the log-probs [rows], and one that computes the gradients of their loss.
+    """
     device = next(policy.backbone.transformer.parameters()).device
     latents, following = (normal(at, shape=(rows, *policy.backbone.latent_shape)).to(device) for at in ("now", "next"))
     conditioning, k = policy.conditioning("", ""), policy.steps[len(policy.steps) // 2]

@@ -70,7 +70,16 @@ def random_backbone(
 
 
 def random_lora(transformer: nn.Module, config: ModelConfig, *, std: float = 1e-3) -> Lora:
-    """Attach SD3's adapter as it is some steps after its start: the matrices B are normal with this std."""
+    """Attach SD3's adapter as it is some steps after its start, when the matrices B are no zeros any more.
+
+    Args:
+        transformer: receives it.
+        config: sets rank, alpha and targets.
+        std: of the numbers in the matrices B.
+
+    Returns:
+        The adapter.
+    """
     lora = Lora(transformer, SD3.adapter(config.lora), seed=0)
     for name, parameter in lora.parameters.items():
         if "lora_B" in name:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def generate_images(
     Numbers begin after the existing images, so nothing is overwritten. A PNG's text chunks hold these arguments.
 
     Args:
+        prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
         seed: seed of the initial noise.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
         size: height and width in pixels; None takes those of the run's evaluation.
@@ -83,6 +85,7 @@ def generate_images(
     if is_base and adapter_share != 1:
         raise ConfigError("--adapter-share is the share of an adapter, and --base has none: give one of them")
     config = config_of(run)
+    prompts = [replace(each, negative=each.negative or config.data.negative) for each in prompts]
     steps = steps or config.evaluation.steps
     first = first_steps(adapter_share, steps)
     if size:

@@ -23,7 +23,15 @@ ROWS = (4, 2)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["sd35", "flux", "flux2_klein", "qwen_image"])
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("cpu", "sd35"),  # tests/flow/test_compiled.py has the others
+        *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("sd35", "flux", "flux2_klein", "qwen_image")),
+    ],
+    indirect=["device"],
+    scope="module",
+)
 def test_many_replays_with_compiled_blocks_are_exact(device: str, name: str, tmp_path: Path) -> None:
     compiled_graphs()
     torch.compiler.reset()

@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.speed.gpu import main
+from benchmarks.speed.gpu import REPLAYS, main
 from benchmarks.speed.gpu_model import SD35_MEDIUM
-from benchmarks.speed.timing import KINDS
+from benchmarks.speed.slot.timing import KINDS
 
 
 def run(*words: str) -> str:
@@ -35,6 +35,7 @@ def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     run(*words, "--peak-tflops", "1", "--json", str(file))
     figures = json.loads(file.read_text())
     assert figures.pop("device") == "CPU"
+    assert figures.pop(f"learner, largest |log ratio| of {REPLAYS} replays") == 0.0
     for name, value in figures.items():
         assert "peak GiB" in name or (math.isfinite(value) and value > 0), name
     assert figures.keys() >= {f"completion T'={substeps}, times plain" for substeps in (2, 5)}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.slot import PARTS, SECONDS, Part, main, measured
+from benchmarks.speed.slot.__main__ import PARTS, SECONDS, Part, main, measured
 from tests.support.paths import ROOT
 from tests.support.worlds.bare import bare_environment
 
 TINY = ("--device", "cpu", "--tiny")
 ELSEWHERE = {"compiled", "exactness"}
-"""Those that `tests/gpu` rehearses, or that only differ in an option from one that is rehearsed here."""
+"""What `tests/gpu` rehearses, and what differs in one option only."""
 
 
 def results(file: Path) -> dict[str, dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_every_part_runs_on_a_machine_without_a_package_index(tmp_path: Path) ->
     assert {name: line.get("error", "left out") for name, line in found.items()} == dict.fromkeys(names), log
     # These have no kernel on a CPU; every other measurement must be one.
     lacking = ("cuDNN", "efficient", "flex")
-    failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith("error")}
+    failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith(", error")}
     assert all(key.removeprefix("attention: ").startswith(lacking) for key in failed), failed
-    collected = [python, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "tests/gpu"]
+    collected = [python, "-m", "pytest", "--collect-only", "-q", "-m", "gpu"]
     assert "deselected" in subprocess.run(collected, cwd=ROOT, check=True, capture_output=True, text=True).stdout

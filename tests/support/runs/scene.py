@@ -64,9 +64,8 @@ class Driver:
 
     def __init__(self, preset: Path, run: Path, *words: str, program: Sequence[str] = ("-m", "flowcredit")) -> None:
         command = ("-u", *program, "train", str(preset), "--run", str(run), *words)
-        self.process = start_python(
-            *command, environment=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        )
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.process = start_python(*command, environment=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
         self.run = run
         self.said: list[str] = []
         self._news = threading.Condition()

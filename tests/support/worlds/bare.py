@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-WHEELS = ROOT / "benchmarks" / "speed" / "wheels.txt"
+WHEELS = ROOT / "benchmarks" / "speed" / "slot" / "wheels.txt"
 """What travels to such a machine."""
 HELD = """
 accelerate annotated-doc attrs certifi charset-normalizer click contourpy cycler execnet filelock fonttools fsspec h11

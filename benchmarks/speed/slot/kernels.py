@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.speed.parts import Figures, Where, tried
-from benchmarks.speed.timing import seconds_of
+from benchmarks.speed.slot.part import Figures, Where, tried
+from benchmarks.speed.slot.timing import seconds_of
 
 SHAPES = {
     "SD3.5, 16 rows": (16, 24, 1229, 64),

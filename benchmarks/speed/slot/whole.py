@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.speed.gpu import Setup, iterate
-from benchmarks.speed.parts import Figures, Where
+from benchmarks.speed.slot.part import Figures, Where
 
 
 def exactness(where: Where) -> Iterator[Figures]:

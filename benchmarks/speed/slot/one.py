@@ -1,4 +1,4 @@
-"""Runs one part in this process: `python -m benchmarks.speed.parts kernels:attention FILE --device cpu --tiny`.
+"""Runs one part in this process: `python -m benchmarks.speed.slot.one kernels:attention FILE --device cpu --tiny`.
 
 Each line of the file is a JSON object: first device and versions, then the figures as the part finds them.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.speed.parts import Figures, Where
+from benchmarks.speed.slot.part import Figures, Where
 from flow.device import computing
 from protocol.config.cluster import RoleConfig
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     module, _, name = asked.part.partition(":")
-    part = getattr(import_module(f"benchmarks.speed.parts.{module}"), name)
+    part = getattr(import_module(f"benchmarks.speed.slot.{module}"), name)
     on_gpu = asked.device == "cuda"
     with (
         computing(RoleConfig(gpus=float(on_gpu), threads=torch.get_num_threads())),

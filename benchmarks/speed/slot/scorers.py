@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.speed.parts import Figures, Where, tried
-from benchmarks.speed.timing import seconds_of
+from benchmarks.speed.slot.part import Figures, Where, tried
+from benchmarks.speed.slot.timing import seconds_of
 from rewards.clip.features import ClipFeatures
 from rewards.geneval.photo_detector import PhotoDetector
 
@@ -66,13 +66,15 @@ def scorers(where: Where) -> Iterator[Figures]:
 def _detector(segmenter: Path, clip: Path, images: np.ndarray, device: str) -> Figures:
     """Measure it with a threshold at which the random model finds `OBJECTS` objects in the first image."""
     paths = {"model": str(segmenter), "clip": str(clip), "device": device}
-    (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1])
+    plain = [frozenset[str]()] * len(images)
+    (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1], plain[:1])
     scores = sorted((each.score for each in all_found), reverse=True)
     detector = PhotoDetector(**paths, threshold=scores[min(OBJECTS, len(scores) - 1)])
-    figures = {"objects an image": sum(map(len, detector.detect(images))) / len(images)}
-    for count in (1, 16):
-        part = images[:count]
-        figures[f"images/s of {count}"] = count / seconds_of(lambda part=part: detector.detect(part), rounds=1)
+    found = detector.detect(images, plain)
+    figures = {"objects an image": sum(map(len, found)) / len(images)}
+    every = [frozenset(each.label for each in objects) for objects in found]
+    for name, colored in ((f"images/s of {len(images)}", plain), ("images/s with every object's colour", every)):
+        figures[name] = len(images) / seconds_of(partial(detector.detect, images, colored), rounds=1)
     return figures
 
 

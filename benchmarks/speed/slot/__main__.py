@@ -11,15 +11,15 @@ figures that it had found. `slot.log` beside the results holds what the parts pr
 whole time is left is left out; a shorter one after it may still run.
 
 It runs with any interpreter that has torch and the packages around it (`tests/support/worlds/bare.py` lists them), and
-what `benchmarks/speed/wheels.txt` lists. To a machine without a package index that travels as files, 32 MiB beside the
-23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made small:
+what `benchmarks/speed/slot/wheels.txt` lists. To a machine without a package index that travels as files, 32 MiB beside
+the 23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made small:
 
     download="python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --constraint constraints.txt \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \
         --platform manylinux2014_x86_64"
-    $download --dest wheels --requirement benchmarks/speed/wheels.txt
-    $download --dest wheels/ray --requirement benchmarks/speed/wheels_ray.txt
-    python3 -m benchmarks.speed.slim_wheel wheels/ray/ray-*.whl
+    $download --dest wheels --requirement benchmarks/speed/slot/wheels.txt
+    $download --dest wheels/ray --requirement benchmarks/speed/slot/wheels_ray.txt
+    python3 -m benchmarks.speed.slot.slim_wheel wheels/ray/ray-*.whl
 
     # there, with wheels/*.whl, and before --ray with wheels/ray/*.whl
     python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site wheels/*.whl
@@ -46,7 +46,7 @@ class Part:
     """One measurement."""
 
     function: str
-    """Module and function of `benchmarks.speed.parts`."""
+    """Module and function of `benchmarks.speed.slot`."""
     limit: float
     """Seconds after which its process is stopped."""
     decides: str
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--slower", type=float, default=1.0, help="factor of all limits, for a busy CPU")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models and sizes, to rehearse on a CPU")
-    asked = parser.parse_args(words)
+    asked = parser.parse_intermixed_args(words)
     if unknown := set(asked.parts) - {part.name for part in (*PARTS, *RAY)}:
         parser.error(f"a part must be one of {[part.name for part in (*PARTS, *RAY)]}, got {sorted(unknown)[0]!r}")
     chosen = [part for part in (*PARTS, *RAY) if part.name in asked.parts] or (RAY if asked.ray else PARTS)
@@ -125,7 +125,7 @@ def measured(part: Part, options: Sequence[str], *, limit: float, log: Path) -> 
         figures = Path(folder) / "figures"
         output.write(f"\n== {part.name}\n".encode())
         output.flush()
-        command = [sys.executable, "-m", "benchmarks.speed.parts", part.function, str(figures), *options]
+        command = [sys.executable, "-m", "benchmarks.speed.slot.one", part.function, str(figures), *options]
         began = time.monotonic()
         process = subprocess.Popen(
             command, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -135,7 +135,8 @@ def measured(part: Part, options: Sequence[str], *, limit: float, log: Path) -> 
             error = None if code == 0 else f"exit code {code}: {_last_line(log)}"
         except subprocess.TimeoutExpired:
             error = f"stopped after {limit:.3g} s"
-        _end(process)
+        finally:
+            _end(process)
         lines = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
     device = lines[0] if lines else {}
     found = {key: value for line in lines[1:] for key, value in line.items()}

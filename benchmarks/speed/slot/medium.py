@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks.speed.gpu import Setup, config_of, measure, pairs_of
 from benchmarks.speed.gpu_model import random_backbone, random_lora
-from benchmarks.speed.parts import Figures, Where, tried
-from benchmarks.speed.timing import milliseconds_by_kind, seconds_of
+from benchmarks.speed.slot.part import Figures, Where, tried
+from benchmarks.speed.slot.timing import milliseconds_by_kind, seconds_of
 from deploy.tools.estimate import pass_of
 from flow.policy import policy_of
 from protocol.config.parse import parse_config
@@ -59,9 +59,7 @@ def forwards(where: Where) -> Iterator[Figures]:
     yield tried("VAE", decoded)
     backbone.vae.to(memory_format=torch.channels_last)
     yield tried("VAE, channels last", decoded)
-    backbone.vae.decoder.compile(dynamic=False)
-    yield tried("VAE, channels last, compiled", decoded)
-    backbone.vae.to(memory_format=torch.contiguous_format)
+    backbone.vae.to(memory_format=torch.contiguous_format).decoder.compile(dynamic=False)
     yield tried("VAE, compiled", decoded)
 
 

@@ -1,6 +1,6 @@
 """Makes Ray's wheel small enough to travel: without what no run imports, and packed by LZMA.
 
-    python -m benchmarks.speed.slim_wheel wheels/ray-*.whl    # 76 MiB become 27
+    python -m benchmarks.speed.slot.slim_wheel wheels/ray-*.whl    # 76 MiB become 27
 
 pip installs it like the whole one.
 """

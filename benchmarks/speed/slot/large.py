@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.speed.parts import Figures, Where, tried
-from benchmarks.speed.timing import peak_memory, seconds_of, wait
+from benchmarks.speed.slot.part import Figures, Where, tried
+from benchmarks.speed.slot.timing import peak_memory, seconds_of, wait
 from deploy.tools.estimate import pass_cost, pass_of
 from flow.device import computing
 from flow.fused import keep_as_on_gpu

@@ -1,0 +1,1 @@
+"""The first minutes on a GPU: `python -m benchmarks.speed.slot`."""
