@@ -56,6 +56,7 @@ def train(
         run: the run folder; `runs/PRESET` if it is left out.
         fork: a run whose newest adapter a new run starts from.
         is_local: run in this process without Ray; the results are the same.
+        is_quiet: print nothing.
 
     Returns:
         Held-out scores before and after, and the paths of the LoRA and of images.

@@ -124,16 +124,16 @@ class Groups:
         )
         return ScoredGroup(prompt=prompt, shards=drop_if_void(prompt, shards))
 
-    async def learn(self, iteration: int, coming: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
+    async def learn(self, iteration: int, pending: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Update the learner with the groups of one iteration; groups that were lost with a node are made again."""
         first = iteration * self._config.group.per_iteration
         tries: list[Sequence[asyncio.Future[ScoredGroup]]] = []
 
         async def update() -> Metrics:
             if tries:
-                tries.append([asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming))])
+                tries.append([asyncio.ensure_future(self.produce(first + group)) for group in range(len(pending))])
             else:
-                tries.append(coming)
+                tries.append(pending)
             return await self._ports.learner.update(tries[-1])
 
         try:
