@@ -45,7 +45,7 @@ only together with a reference of the driver's own. If a worker drops the last r
 ends, and holds the whole object if that is small. The workers drop theirs at the end of the update, so two seconds are
 long enough."""
 SETTLE_S = 10.0
-"""Seconds for which a new group that has a worker waits for a node for the others."""
+"""Seconds for which a group that starts again and has a worker waits for a node for the others."""
 
 
 @ray.remote(**HEARTBEAT)
@@ -202,16 +202,19 @@ class LearnerGroup:
         return not (self._workers or self._joining)
 
     async def start(self) -> None:
-        """Return when every worker is ready, or when one is and the others have waited `SETTLE_S` for a node.
+        """Return when every worker is ready, or when one is and the others have waited until their deadline for a node.
 
         Raises:
             LearnerFailedError: one of them died, or none found a node in time.
             InputError: a worker would round differently from the first.
         """
+        await self._start(patience_s=self._role.timeout_s)
+
+    async def _start(self, *, patience_s: float) -> None:
         members = [Member(slot, restarts=self._restarts.get(slot, 0)) for slot in range(self._size)]
         starts = {self._starts.begin(member, is_needed=True) for member in members}
         while starts:
-            done, starts = await asyncio.wait(starts, timeout=SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+            done, starts = await asyncio.wait(starts, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             for start in done:
                 if not start.cancelled():
                     start.result()
@@ -225,7 +228,7 @@ class LearnerGroup:
         self._demand()
 
     async def restart(self) -> None:
-        """Replace all workers by new ones in the state of iteration 0."""
+        """Replace all workers by new ones in the state of iteration 0; those that find no node in time join later."""
         for worker in self._workers:
             if worker.has_failed:
                 self._nodes.failed(worker.actor)
@@ -233,7 +236,7 @@ class LearnerGroup:
         self.stop()
         self._workers, self._joining, self._starts = [], [], self._new_starts()
         self._facts = {}
-        await self.start()
+        await self._start(patience_s=SETTLE_S)
 
     async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
