@@ -120,7 +120,7 @@ class FakeNodes:
         monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(ray, "put", lambda value: value)
         monkeypatch.setattr(asyncio, "to_thread", _at_once)
-        monkeypatch.setattr(room, "node_table", lambda: (set(self._room) - self.dead, self.dead))
+        monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": n, "Alive": n not in self.dead} for n in self._room])
         monkeypatch.setattr(room, "free_resources", self.free)
 
     def free(self) -> dict[str, dict[str, float]]:

@@ -2,8 +2,8 @@
 
     python -m tests.support.faults.full_cluster [--only cable,RR-RL-LW] [--nodes 1,2]
 
-Three machines of two CPUs hold 3 rollout actors (R), 2 learner workers (L) and 1 reward actor (W). Every fault hits each
-node but the head in each layout; each run ends with the bits of an undisturbed one. It prints a row for each.
+Three machines of two CPUs hold 3 rollout actors (R), 2 learner workers (L) and 1 reward actor (W). Every fault hits
+each node but the head in each layout; each run ends with the bits of an undisturbed one. It prints a row for each.
 """
 
 import argparse
@@ -126,12 +126,16 @@ def main() -> None:
         cluster = Cluster(lab)
         expected = cluster.undisturbed()
         cluster.start()
-        print("| fault | head-node-node | detected after s | lost beyond s |\n|---|---|---|---|", flush=True)
+        _say("| fault | head-node-node | detected after s | lost beyond s |\n|---|---|---|---|")
         try:
             for fault, layout, number in product(faults, layouts, map(int, asked.nodes.split(","))):
-                print(lose(cluster, fault, layout, expected, number=number).row(), flush=True)
+                _say(lose(cluster, fault, layout, expected, number=number).row())
         finally:
             cluster.stop()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
