@@ -123,7 +123,7 @@ class Room:
         for role in stuck:
             if now - self._stuck_since[role.name] >= GRACE_S and (ending := self._fewest(role, roles, free)):
                 log.warning(
-                    "%s has no actor and no node has room for one: %s end for it",
+                    "%s has no actor, and no node has room for one; these end for it: %s",
                     role.name,
                     ", ".join(f"{giver.name}-{member.slot}" for giver, member in ending),
                 )

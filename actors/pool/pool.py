@@ -258,6 +258,8 @@ class ActorPool:
         return len(self.members) - self._size
 
     def _resize(self) -> None:
+        if self.has_failed:
+            return
         for start in self._starts.resize(list(self._members.values()), self._size):
             start.add_done_callback(self._start_ended)
         for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:

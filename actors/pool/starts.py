@@ -98,7 +98,7 @@ class Starts:
         start = self._start_needed(member, pause_s) if is_needed else self._start_desired(member)
         task = asyncio.ensure_future(start)
         self._tasks[task] = member
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is never called unread
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever awaits it raises its error
         if is_needed:
             self._needed.add(task)
             task.add_done_callback(self._needed.discard)
