@@ -5,10 +5,14 @@ export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
 # Bytecode is written by the first import. If nothing may write it, each process compiles its libraries for many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lowest gpu-test docs
+.PHONY: demo quick test lowest gpu-test docs
 
 demo: $(VENV)/installed
 	$(VENV)/bin/flowcredit demo
+
+# What a change is tried with first: mathematics, config, credit, the loop and a tiny whole run.
+quick: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -q tests/flow/maths tests/protocol/config tests/learner/credit tests/learner/loop tests/deploy/run/test_own_rule.py
 
 # Three at a time on two cores: tests wait for a quarter of their time.
 test: $(VENV)/installed

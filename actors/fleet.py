@@ -39,7 +39,6 @@ class RayEvaluators:
         return EvaluationPorts(rollouts=self.rollouts, rewards=self.rewards, adapters=self.rollouts)
 
     async def start(self) -> None:
-        """Return when every actor is ready."""
         await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
         self._watching = asyncio.create_task(Room(lambda: [*self._roles.values()], reserved=self._reserved).watch())
 
@@ -49,7 +48,6 @@ class RayEvaluators:
         await asyncio.gather(*(pool.start() for pool in self.rewards.pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
         await self.rewards.check(prompts)
 
     async def first_adapter(self) -> Adapter:
@@ -57,7 +55,6 @@ class RayEvaluators:
         return await self.rollouts.first_adapter()
 
     def stop(self) -> None:
-        """End every actor."""
         if self._watching:
             self._watching.cancel()
         for pool in self._pools.values():
@@ -92,11 +89,9 @@ class RayFleet(RayEvaluators):
 
     @property
     def ports(self) -> Ports:
-        """The four ports; the same objects before and after a restart of the learner."""
         return Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
-        """Return when every actor is ready."""
         await asyncio.gather(self.learner.start(), super().start())
 
     async def restart_learner(self) -> None:
@@ -109,25 +104,21 @@ class RayFleet(RayEvaluators):
         await self.learner.restart()
 
     def stop(self) -> None:
-        """End every actor."""
         super().stop()
         self.learner.stop()
         if self._bundles:
             self._bundles.remove()
 
     def pools(self) -> list[PoolStatus]:
-        """Describe every pool."""
         both = [self.rollouts.pool.status(), self.learner.status()]
         rollouts, learner = (pool.model_copy(update={"is_resizable": not self._bundles}) for pool in both)
         return [rollouts, *self.rewards.statuses(), learner]
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every actor."""
         pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
         return [*self.learner.actors(), *pooled]
 
     def busy_seconds(self) -> dict[str, float]:
-        """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
 
     def queues(self) -> dict[str, int]:
@@ -147,7 +138,6 @@ class RayFleet(RayEvaluators):
         self._roles[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
-        """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
         free = list(free_resources().values())
         if self._bundles and not pool.startswith("reward/"):
             return self._bundles.shortage(free)
@@ -160,10 +150,6 @@ class RayFleet(RayEvaluators):
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
     """Say which resources one more actor lacks.
-
-    Args:
-        needs: what one actor reserves, by resource.
-        nodes: free resources of each node.
 
     Returns:
         One line; empty if a node has room.

@@ -64,7 +64,6 @@ class LearnerWorker(Alive):
         return computing_facts(device)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
-        """Run a method of the learner and return its result."""
         return getattr(self._learner, method)(*args, **named)
 
     @ray.method(num_returns=2)
@@ -122,7 +121,7 @@ class RemoteWorker:
         self.fetched = await self._busy(fetched)
         return kept
 
-    async def ask(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call_uncounted(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Do as `call` does; the call does not count as work."""
         return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
 
@@ -259,14 +258,12 @@ class LearnerGroup:
 
     async def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update. The call does not count as work."""
-        return await self._workers[0].ask(Learner.credit, group)
+        return await self._workers[0].call_uncounted(Learner.credit, group)
 
     async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
         return await self._workers[0].call(Learner.state)
 
     async def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
         await asyncio.gather(*_restoring(self._workers, state))
 
     def scale(self, size: int) -> None:
@@ -327,7 +324,6 @@ class LearnerGroup:
             worker.busy_s = 0.0
 
     def status(self) -> PoolStatus:
-        """Describe the group as a pool."""
         members = self.members
         return PoolStatus(
             name=self.name,
@@ -430,9 +426,6 @@ class LearnerGroup:
 
     async def _restored(self, joining: Sequence[RemoteWorker]) -> bool:
         """Give further workers the group's state; a worker that died while it waited is replaced.
-
-        Args:
-            joining: the further workers.
 
         Returns:
             Whether all of them can join; if not, the update goes on with the old size.

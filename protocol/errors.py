@@ -35,7 +35,6 @@ def named_line(error: BaseException, file: str | None = None) -> str:
     """Return an exception of foreign code as one bounded line that begins with its type's name.
 
     Args:
-        error: the exception.
         file: the code's file, as its frames name it; the line ends with the exception's line there, as that of a
             SyntaxError does.
 
@@ -142,8 +141,6 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is closest to a misspelt one.
 
     Args:
-        word: the misspelt word.
-        known: the known words.
         cutoff: least similarity, from 0 to 1.
 
     Returns:

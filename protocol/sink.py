@@ -40,7 +40,6 @@ class StatusSink(Protocol):
 
         Args:
             type: what the condition is about, such as `ClusterFits`; there is one condition of a type.
-            holds: whether it holds.
             reason: one word in CamelCase, for programs.
             message: one line for people.
         """

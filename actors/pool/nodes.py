@@ -31,7 +31,6 @@ class NodeFailures:
         """
         Args:
             within_s: seconds for which a failed actor counts.
-            clock: a monotonic clock.
             find: returns the node of an actor that failed before it reported its node.
         """
         self._within_s = within_s
@@ -112,11 +111,6 @@ def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:
 
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
     """Make the callback that a pool calls when an actor fails.
-
-    Args:
-        pool: the pool's name, for the event.
-        nodes: is told which actor failed.
-        sink: receives the event.
 
     Returns:
         A function of the actor's handle and the reason.

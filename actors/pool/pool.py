@@ -57,19 +57,17 @@ class ActorPool:
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
         depth: int = 1,
-        on_failure: Callable[[ActorHandle, str], None] | None = None,
+        report_failure: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
         """
         Args:
             name: `rollout` or `reward/<scorer>`.
-            spawn: makes the actor of a slot.
-            size: members at the start.
             max_restarts: failures within the window that the pool survives.
             prepare: makes the running actor of a member ready to work.
             restart_window_s: seconds after which a failure no longer counts.
             patience_s: seconds that a needed member may wait for a node.
             depth: calls that a member may hold, the one in progress included.
-            on_failure: called with every failed member and the reason, before its successor starts.
+            report_failure: called with every failed member and the reason, before its successor starts.
         """
         self.name = name
         self.busy_s = 0.0
@@ -79,7 +77,7 @@ class ActorPool:
         """The role for which it is held; empty if it is not."""
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
-        self._on_failure = on_failure
+        self._report_failure = report_failure
         self._depth = depth
         self._members: dict[ActorHandle, Member] = {}
         self._waiting: deque[asyncio.Future[Call]] = deque()
@@ -100,12 +98,10 @@ class ActorPool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no member is ready."""
         return not self._members
 
     @property
     def ready(self) -> int:
-        """Number of members that are ready."""
         return len(self._members)
 
     async def start(self) -> None:
@@ -147,7 +143,7 @@ class ActorPool:
             failures += call.is_blamed
         raise PoolError(f"pool {self.name} gave up a call that cost {FAILURES_PER_CALL} actors: {reason}")
 
-    async def each(self, work: Work[Any]) -> None:
+    async def on_every_member(self, work: Work[Any]) -> None:
         """Run `work` once on every member; a member that dies is replaced, and its successor is prepared instead."""
 
         async def once(handle: ActorHandle) -> None:
@@ -204,7 +200,6 @@ class ActorPool:
                 member.hold(adapter)
 
     def status(self) -> PoolStatus:
-        """Describe the pool for the status."""
         return PoolStatus(
             name=self.name,
             desired=self.desired,
@@ -224,17 +219,15 @@ class ActorPool:
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
-        """Add a member that is ready to work."""
         self._members[member.handle] = member
         self._hand_out()
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """Count a failed actor; return the seconds to wait before its successor."""
         reason = one_line(error)
-        level = logging.INFO if self._on_failure else logging.WARNING  # whoever is told makes it an event
+        level = logging.INFO if self._report_failure else logging.WARNING  # whoever is told makes it an event
         log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
-        if self._on_failure:
-            self._on_failure(handle, reason)
+        if self._report_failure:
+            self._report_failure(handle, reason)
         try:
             return self._budget.spend(reason)
         except PoolError as failure:

@@ -65,7 +65,6 @@ class Starts:
         """
         Args:
             pool: admits the members.
-            spawn: makes the actor of a slot.
             prepare: makes the running actor of a member ready to work.
             patience_s: seconds to wait for a node if no other member works.
         """
@@ -81,14 +80,12 @@ class Starts:
 
     @property
     def members(self) -> list[Member]:
-        """The members in the order of their starts."""
         return list(self._tasks.values())
 
     def begin(self, member: Member, *, is_needed: bool, pause_s: float = 0.0) -> "asyncio.Task[None]":
         """Start an actor in the member's slot.
 
         Args:
-            member: gets the actor.
             is_needed: see the table above.
             pause_s: seconds to wait first.
 

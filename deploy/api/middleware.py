@@ -27,7 +27,6 @@ class Guard:
         """Wrap an application.
 
         Args:
-            app: the application.
             max_body_bytes: the largest body of a request.
             hosts: names that a request's Host header may hold; all if empty. On loopback this keeps web sites from
                 pointing their own host names at the server.

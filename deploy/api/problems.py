@@ -32,7 +32,6 @@ class Problem(Exception):  # noqa: N818
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         """
         Args:
-            status: HTTP status.
             detail: one sentence on what is wrong.
             headers: further headers of the response.
         """

@@ -43,8 +43,6 @@ def serve_until_interrupted(
     """Announce an application on stdout and serve it until Ctrl-C or SIGTERM.
 
     Args:
-        app: the application.
-        listener: the socket.
         announcement: printed once connections are accepted.
         grace_s: seconds that requests in progress may still take; None waits for them.
         linger_s: seconds for which it goes on after the first signal if a client is connected, so that the client sees

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import STOPPED, VERSION
+from flowcredit.packages import VERSION
 from protocol.errors import FlowcreditError, InputError, reason_of
 
 CONTINUES = "; `train` continues from the newest checkpoint"
@@ -151,7 +151,7 @@ def _main() -> None:
 
 def _stopped() -> str:
     is_training = sys.argv[1:2] and sys.argv[1] in TRAINING and "--dry-run" not in sys.argv
-    return STOPPED + (CONTINUES if is_training else "")
+    return "stopped at once" + (CONTINUES if is_training else "")
 
 
 def _end(message: str, code: int) -> None:

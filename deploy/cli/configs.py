@@ -61,12 +61,12 @@ def calibrate_noise(
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import calibrated_config, require_writable
-    from protocol.files import write_whole, writing
+    from protocol.ground.files import write_whole, writing
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
-    found, _ = check_inputs(config, is_local=True)
-    calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
+    inputs = check_inputs(config, is_local=True)
+    calibrated = calibrated_config(config, inputs.prompts, typer.echo, rounds=rounds, prompts_per_round=prompts)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     with writing(out, "--out"):
         write_whole(out, calibrated.to_yaml())

@@ -16,8 +16,8 @@ import typer
 
 from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
 from deploy.folder.location import found_run, is_folder_of_runs, runs_folder
-from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
+from protocol.ground.addresses import BOARD_VARIABLE
 
 if TYPE_CHECKING:
     from protocol.commands import CommandKind

@@ -12,11 +12,11 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import RunConfig
-from protocol.files import sha256_of
-from protocol.import_path import file_of
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of
+from protocol.ground.resources import resolve
 
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
 """Libraries that compute, load or carry a run's numbers."""

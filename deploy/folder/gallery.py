@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS = 4
@@ -29,8 +29,6 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
-        gallery: the folder.
-        iteration: iteration of the evaluation.
         evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and their readings.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
@@ -53,9 +51,6 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
         last: iteration of the later one; a prompt that is in only one of them is left out.
-
-    Returns:
-        The path of the PNG.
 
     Raises:
         ValueError: one of the galleries is damaged.
@@ -94,14 +89,6 @@ Cells = list[tuple[str, list[np.ndarray], list[float]]]
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
     """Draw a grid with `png_of_grid` and write it.
 
-    Args:
-        path: path of the PNG.
-        cells: see `png_of_grid`.
-        title: text above the grid.
-
-    Returns:
-        `path`.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -110,16 +97,7 @@ def write_grid(path: Path, cells: Cells, title: str) -> Path:
 
 
 def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None) -> bytes:
-    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
-
-    Args:
-        cells: the prompts with their images and readings.
-        title: text above the grid.
-        facts: text chunks of the PNG.
-
-    Returns:
-        The content of a PNG.
-    """
+    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it."""
     wide, pixels = len(cells[0][1]), cells[0][1][0].shape
     columns = min(len(cells), COLUMNS if wide <= 2 else max(1, 2 * COLUMNS // wide))
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}

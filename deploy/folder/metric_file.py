@@ -59,10 +59,7 @@ def page_of(path: Path, outline: Outline, *, since: int, limit: int) -> list[Num
     """Read lines by their numbers.
 
     Args:
-        path: the file.
-        outline: outline of the file.
         since: number of the line after which the page begins; 0 for the beginning of the file.
-        limit: largest number of lines.
 
     Returns:
         The lines, oldest first; damaged ones are left out.

@@ -20,11 +20,6 @@ AGAIN_S = 2.0
 def follow(client: "JobSubmissionClient", job: str, *, say: Callable[[str], None]) -> int:
     """Show a job's log until it ends.
 
-    Args:
-        client: the client that `connect` returned.
-        job: submission id of the job.
-        say: called with each piece of the log.
-
     Returns:
         The exit code of its process; 0 if it was stopped, 1 if it could not be started.
 

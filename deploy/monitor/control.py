@@ -24,20 +24,17 @@ STARTING_S = 30.0
 
 
 class Control:
-    """Carries out a run's commands; the publisher passes them in, and the training loop awaits `rest`.
+    """Carries out a run's commands; the publisher passes them in, and the training loop awaits `between`.
 
     control = Control(fleet, reporter, sink, stop)
     control.take(command)
-    await control.rest(save)          # between two iterations
+    await control.between(save)          # between two iterations
     """
 
     def __init__(self, fleet: Fleet, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
         """
         Args:
-            fleet: its pools are scaled.
             reporter: shows commands, desired sizes and the pause.
-            sink: takes events and conditions.
-            stop: is set to end the run.
         """
         self._fleet = fleet
         self._sink = sink
@@ -87,7 +84,7 @@ class Control:
         """Refuse a command that was meant for an earlier process of this run."""
         self._close(command, "failed", "it was meant for an earlier process of this run; send it again")
 
-    async def rest(self, save: Save) -> None:
+    async def between(self, save: Save) -> None:
         """Write a checkpoint if a command asks for one, and wait while the run is paused.
 
         A `resume` or a stop ends the wait.

@@ -54,7 +54,7 @@ class Pulse:
 def sentence_of(status: RunStatus) -> str:
     """Say whether a run learns, and which side is slow."""
     if status.stale_since is not None:
-        return "Silent: the run's process or its board is gone; start the same command again to go on."
+        return "No heartbeat: the driver or its board is gone. Run the same command again to resume."
     if status.phase == "failed":
         reason = next((error.message for error in reversed(status.errors) if error.kind == "error"), "see the events")
         return f"Failed: {reason.removeprefix('the run failed: ').rstrip('.')}."

@@ -13,14 +13,14 @@ from deploy.folder.gallery import read_gallery
 from deploy.folder.names import GALLERY
 from deploy.monitor.summary import STAGE, number
 from deploy.report import charts
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.paired import Difference, change_of
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration, require_folder_of, write_whole, writing
+from protocol.ground.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
@@ -63,7 +63,9 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: Peak | None = None) -> list[Path]:
+def write_report(
+    paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: MfuPeak | None = None
+) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
@@ -71,9 +73,6 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
         out: path of the HTML file; an earlier report there is replaced.
         png: a folder for the charts as PNG files; files of the same names are replaced.
         peak: the peak for mfu; None leaves mfu out.
-
-    Returns:
-        The paths of all files.
 
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
@@ -103,7 +102,6 @@ class Drawn:
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
-        """Yield all charts."""
         yield from (chart for _, chart in self.curves)
         yield from (chart for _, lines, heat in self.gains for chart in (lines, heat) if chart)
         yield from (chart for _, _, chart in self.diagnostics)
@@ -152,7 +150,7 @@ def _is_report(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
+def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

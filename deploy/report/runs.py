@@ -18,7 +18,7 @@ from deploy.folder.read import config_of, status_of
 from deploy.monitor.trajectories import read_records
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
-from protocol.files import text_of
+from protocol.ground.files import text_of
 from protocol.status import TrajectoryRecord
 
 REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
@@ -60,7 +60,6 @@ class Run:
         """Return a metric as columns.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
@@ -89,11 +88,7 @@ class Group:
         """Return a metric of each run that has it.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
-
-        Returns:
-            The columns of `Run.values` for each run.
         """
         columns = (run.values(name, of=of) for run in self.runs)
         return [each for each in columns if len(each[0])]

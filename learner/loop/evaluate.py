@@ -38,7 +38,6 @@ class Evaluation:
     """
 
     def line(self, iteration: int) -> dict[str, float]:
-        """Return its line of metrics."""
         return {
             "iteration": iteration,
             "evaluation/score": self.score,
@@ -63,8 +62,6 @@ async def evaluate(
 
     Args:
         config: its section `evaluation` sets the number of images, seed, steps and batch.
-        prompts: the held-out prompts.
-        ports: generate and score the images.
         adapter: an adapter that has been published, so the rollout actors hold it.
         adapter_steps: how many steps it takes, from the first; the base model takes the others. None for all steps.
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images

@@ -49,8 +49,6 @@ class Groups:
         """
         Args:
             config: sizes of groups and shards, staleness, seed.
-            prompts: the training prompts.
-            ports: roll out, score, learn, and load adapters.
             observer: is told about every shard and update.
         """
         self._config = config
@@ -168,12 +166,8 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     """Choose the prompt of one group from an endless sequence of passes over all prompts.
 
     Args:
-        prompts: the training prompts.
         index: the group's index, counted from the start of the run.
         seed: keys the shuffled order of each pass, together with the pass's number.
-
-    Returns:
-        One of `prompts`; each pass holds every prompt once.
     """
     turn, offset = divmod(index, len(prompts))
     return prompts[_order(len(prompts), seed, turn)[offset]]

@@ -25,7 +25,7 @@ Coming = asyncio.Future[ScoredGroup]
 """A group that is complete or still being made."""
 
 
-class Run(Protocol):
+class Runner(Protocol):
     """Runs a function."""
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
@@ -62,21 +62,18 @@ async def at_once(work: Callable[[], Result]) -> Result:
 class InProcessWorker:
     """A `Worker` in this process."""
 
-    def __init__(self, learner: Learner, run: Run = at_once) -> None:
+    def __init__(self, learner: Learner, run: Runner = at_once) -> None:
         """
         Args:
-            learner: does the work.
             run: how to call it: `at_once`, or in a thread.
         """
         self._learner = learner
         self._run = run
 
     async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Run a method of the learner and return its result."""
         return await self._run(lambda: work(self._learner, *args, **named))
 
     async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Run a method of the learner and return its result."""
         return await self.call(work, *args, **named)
 
 
@@ -93,13 +90,9 @@ async def update(
     made, and takes each optimizer step as soon as its groups are complete. The order of sums is the same.
 
     Args:
-        config: the run's config.
         workers: W workers, in the order of their seats; W divides `learner.lanes`.
         coming: the groups of the iteration, in order; complete or still being made.
         share: makes one reference to all groups for all workers, if they are complete before the update.
-
-    Returns:
-        Metrics by name.
 
     Raises:
         ContractError: a group is incomplete or belongs to another iteration, or the workers' adapters differ

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Section, Weight
 from protocol.errors import ConfigError, named_line, suggest
-from protocol.import_path import find_function
+from protocol.ground.import_path import find_function
 
 
 @dataclass(frozen=True)

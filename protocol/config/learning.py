@@ -36,7 +36,6 @@ class GroupConfig(Section):
 
     @property
     def shards(self) -> int:
-        """Number of shards of one iteration."""
         return self.per_iteration * self.size // self.shard
 
 

@@ -315,9 +315,6 @@ class RunConfig(Section):
             iteration: counted from 0; the first one is recorded, and every `status.trajectories_every`-th.
             group: number of the shard's group in the iteration.
             first_member: number of the shard's first member in the group.
-
-        Returns:
-            True if it is.
         """
         is_due = iteration == 0 or (iteration + 1) % self.status.trajectories_every == 0
         return self.status.trajectories > 0 and is_due and group == first_member == 0

@@ -120,12 +120,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
     """Read a message.
 
     Args:
-        cls: class of the message.
-        data: its bytes.
         kind: content type of the bytes.
-
-    Returns:
-        The message.
 
     Raises:
         ContractError: another content type, bytes that are not such a message, or more than `MOST_VALUES` values.

@@ -91,11 +91,6 @@ class Ocr:
     ) -> None:
         """Check that the engine's library is installed.
 
-        Args:
-            engine: as in the constructor.
-            threads: as in the constructor.
-            engine_args: as in the constructor.
-
         Raises:
             ScorerError: it is not.
         """

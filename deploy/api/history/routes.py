@@ -15,7 +15,7 @@ from deploy.api.history.evaluations import Evaluations, GalleryImages, images_of
 from deploy.api.problems import Problem, documented
 from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from protocol.errors import RunFolderError
-from protocol.files import ADAPTER_FILE, MANIFEST, by_iteration
+from protocol.ground.files import ADAPTER_FILE, MANIFEST, by_iteration
 from protocol.status import RUN_ID
 
 MOST_RUNS = 12

@@ -60,7 +60,7 @@ def test_every_part_runs_on_a_machine_without_a_package_index(tmp_path: Path) ->
     assert {name: line.get("error", "left out") for name, line in found.items()} == dict.fromkeys(names), log
     # These have no kernel on a CPU; every other measurement must be one.
     lacking = ("cuDNN", "efficient", "flex")
-    failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith("error")}
+    failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith(", error")}
     assert all(key.removeprefix("attention: ").startswith(lacking) for key in failed), failed
     collected = [python, "-m", "pytest", "--collect-only", "-q", "-m", "gpu"]
     assert "deselected" in subprocess.run(collected, cwd=ROOT, check=True, capture_output=True, text=True).stdout

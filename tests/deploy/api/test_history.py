@@ -18,7 +18,7 @@ from deploy.api.history.curves import CurveCache
 from deploy.api.history.evaluations import MOST_EVALUATIONS, images_of, scores
 from deploy.api.history.routes import newest_adapter
 from protocol.config.run import RunConfig
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.status import MetricLine, RunStatus
 from tests.support.runs.ended import an_ended_run
 from tests.support.runs.long import a_long_run

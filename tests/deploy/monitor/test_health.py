@@ -62,4 +62,4 @@ def test_a_run_that_does_not_go_on_says_why():
     assert said("paused").startswith("Paused after iteration 6")
     assert said("starting").startswith("Starting: ")
     assert said("stopping").startswith("Stopping: ")
-    assert said("running", stale_since=5.0).startswith("Silent: ")
+    assert said("running", stale_since=5.0).startswith("No heartbeat: ")

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from protocol.errors import ConfigError, named_line, suggest
-from protocol.resources import resolve
+from protocol.ground.resources import resolve
 
 
 def find_class(path: str) -> type:
