@@ -10,6 +10,7 @@ from actors.pool.nodes import NodeFailures, free_resources
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
+from actors.room import Role, Room, has_room
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError
 from protocol.messages import Adapter, Prompt
@@ -24,6 +25,7 @@ class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     _bundles: Bundles | None = None
+    _watching: "asyncio.Task[None] | None" = None
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._config = config
@@ -38,6 +40,7 @@ class RayEvaluators:
 
     async def start(self) -> None:
         await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
+        self._watching = asyncio.create_task(Room(lambda: [*self._roles.values()], reserved=self._reserved).watch())
 
     async def _start_scorers(self) -> None:
         if self._bundles:
@@ -52,8 +55,22 @@ class RayEvaluators:
         return await self.rollouts.first_adapter()
 
     def stop(self) -> None:
+        if self._watching:
+            self._watching.cancel()
         for pool in self._pools.values():
             pool.stop()
+
+    @property
+    def _roles(self) -> Mapping[str, Role]:
+        """The roles by name, the most needed one first."""
+        return self._pools
+
+    def _reserved(self, role: str) -> Mapping[str, float]:
+        """Return what one actor of a role reserves outside bundles, by resource."""
+        cluster = self._config.cluster
+        if role.startswith("reward/"):
+            return self._config.rewards[role.removeprefix("reward/")].reserved(cluster.reward)
+        return {} if self._bundles else cluster.roles[role].reserved
 
     @property
     def _pools(self) -> dict[str, ActorPool]:
@@ -78,7 +95,12 @@ class RayFleet(RayEvaluators):
         await asyncio.gather(self.learner.start(), super().start())
 
     async def restart_learner(self) -> None:
-        """Replace the learner group by one in the state of iteration 0; all other actors go on."""
+        """Replace the learner group by one in the state of iteration 0; all other actors go on.
+
+        Those that wait for a node would take its room.
+        """
+        for pool in self._pools.values():
+            pool.hold(self.learner.name)
         await self.learner.restart()
 
     def stop(self) -> None:
@@ -109,19 +131,21 @@ class RayFleet(RayEvaluators):
         Raises:
             PoolError: no such pool, or a size that it cannot have.
         """
-        resizable: dict[str, ActorPool | LearnerGroup] = {**self._pools, self.learner.name: self.learner}
-        if pool not in resizable:
-            raise PoolError(f"the pools are {', '.join(resizable)}, got {pool!r}")
+        if pool not in self._roles:
+            raise PoolError(f"the pools are {', '.join(self._roles)}, got {pool!r}")
         if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
             raise PoolError(f"{pool} cannot be scaled to {size}: {FIXED_SIZE}")
-        resizable[pool].scale(size)
+        self._roles[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
-        cluster, free = self._config.cluster, list(free_resources().values())
-        role = {self.rollouts.pool.name: cluster.rollout, self.learner.name: cluster.learner}.get(pool)
-        if role is None:
-            return shortage_of(self._config.rewards[pool.removeprefix("reward/")].reserved(cluster.reward), free)
-        return self._bundles.shortage(free) if self._bundles else shortage_of(role.reserved, free)
+        free = list(free_resources().values())
+        if self._bundles and not pool.startswith("reward/"):
+            return self._bundles.shortage(free)
+        return shortage_of(self._reserved(pool), free)
+
+    @property
+    def _roles(self) -> Mapping[str, Role]:
+        return {self.learner.name: self.learner, **self._pools}
 
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
@@ -130,7 +154,7 @@ def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
     Returns:
         One line; empty if a node has room.
     """
-    if any(all(node.get(name, 0.0) >= need for name, need in needs.items()) for node in nodes):
+    if any(has_room(needs, node) for node in nodes):
         return ""
     free = {name: sum(node.get(name, 0.0) for node in nodes) for name in needs}
     return ", ".join(

@@ -98,6 +98,8 @@ class PoolStatus(Document):
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
     """False in a run with `--local`, and for the bundles of `cluster.layout: colocated`."""
+    held_for: str = ""
+    """The role without an actor to which it leaves the room of the cluster meanwhile."""
     trouble: str = ""
     """Why it has not reached the desired size, or why it is paused."""
 

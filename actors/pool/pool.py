@@ -9,13 +9,15 @@ With a `depth` of 2 a busy member also holds its next call, so that it begins wi
 member gets a call in advance only while at least as many further calls wait as there are members; otherwise a member
 could be idle while another one has two. The deadline of such a call begins with its turn. If the member fails, only the
 call in progress counts the failure (`FAILURES_PER_CALL`); the other one is made again.
+
+While a pool is held, another role has no actor (`actors/room.py`): it withdraws the starts that have no node, and
+replaces only its last member. Afterwards it grows to its desired size again.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import ray
@@ -71,6 +73,8 @@ class ActorPool:
         self.busy_s = 0.0
         self.desired = size
         """The size that was asked for."""
+        self.held_for = ""
+        """The role for which it is held; empty if it is not."""
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
         self._report_failure = report_failure
@@ -105,7 +109,7 @@ class ActorPool:
         starts = {self._starts.begin(Member(slot), is_needed=True) for slot in range(self.desired)}
         while starts and not (self._members and all(m.state == "waiting" for m in self._starts.members)):
             done, starts = await asyncio.wait(starts, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
-            await asyncio.gather(*done)
+            await asyncio.gather(*(start for start in done if not start.cancelled()))
             self._require_alive()
         for start in starts:
             start.add_done_callback(self._start_ended)
@@ -156,13 +160,30 @@ class ActorPool:
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
         self.desired = size
-        self._starts.cancel(self._surplus)
-        for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
-            self._dismiss(member.handle)
-        held = {member.slot for member in self._known}
-        free = (slot for slot in range(len(held) + size) if slot not in held)
-        for slot in islice(free, max(0, -self._surplus)):
-            self._starts.begin(Member(slot), is_needed=False).add_done_callback(self._start_ended)
+        self._resize()
+
+    def hold(self, role: str) -> None:
+        """Leave the room that becomes free to another role until `release`."""
+        self.held_for = role
+        self._resize()
+
+    def release(self) -> None:
+        """Grow to the desired size again."""
+        if self.held_for:
+            self.held_for = ""
+            self._resize()
+
+    def give(self, member: Member) -> None:
+        """End a member for another role, for which the pool is held; its calls are made again on other members."""
+        if member.handle in self._members:
+            self._remove(member, is_blamed=False)
+        else:
+            self._starts.cancel(member)
+
+    def lose(self, nodes: Collection[str]) -> None:
+        """Replace the members on these nodes, which are dead, by their ids."""
+        for member in [member for member in self._members.values() if member.node_id in nodes]:
+            self._replace(member.handle, ActorFailedError(f"its node died: {member.node}"))
 
     def stop(self) -> None:
         """End all members and all starts."""
@@ -174,7 +195,7 @@ class ActorPool:
 
     def tell(self, handle: ActorHandle, adapter: Adapter) -> None:
         """Note that a member confirmed this adapter."""
-        for member in self._known:
+        for member in self.members:
             if member.handle is handle:
                 member.hold(adapter)
 
@@ -188,12 +209,13 @@ class ActorPool:
             queue=sum(not waiting.done() for waiting in self._waiting),
             restarts=self.restarts,
             max_restarts=self._max_restarts,
+            held_for=self.held_for,
             trouble=self._starts.trouble,
         )
 
     def actors(self) -> list[ActorStatus]:
         """Describe every member for the status, including those that are starting, without those that wait to start."""
-        known = [member for member in self._known if member.handle is not None or member.restarts]
+        known = [member for member in self.members if member.handle is not None or member.restarts]
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
@@ -213,12 +235,28 @@ class ActorPool:
             return 0.0
 
     @property
-    def _known(self) -> list[Member]:
+    def members(self) -> list[Member]:
+        """The members that are ready and those that start."""
         return [*self._members.values(), *self._starts.members]
 
     @property
+    def _size(self) -> int:
+        """Members to have now."""
+        if not self.held_for:
+            return self.desired
+        return max(1, min(self.desired, sum(member.state != "waiting" for member in self.members)))
+
+    @property
     def _surplus(self) -> int:
-        return len(self._known) - self.desired
+        return len(self.members) - self._size
+
+    def _resize(self) -> None:
+        if self.has_failed:
+            return
+        for start in self._starts.resize(list(self._members.values()), self._size):
+            start.add_done_callback(self._start_ended)
+        for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
+            self._dismiss(member.handle)
 
     async def _take(self) -> Call:
         """Wait for a call on a member."""
@@ -297,15 +335,19 @@ class ActorPool:
         member = self._members.get(handle)
         if member is None:
             return
-        for position, call in enumerate(member.line):
-            call.is_blamed, call.has_failed = position == 0, True
-            if call.task and position:
-                call.task.cancel()
-        self._dismiss(handle)
+        self._remove(member, is_blamed=True)
         pause_s = self.count_restart(handle, error)
         if self._failure is None and self._surplus < 0:
             successor = Member(member.slot, restarts=member.restarts + 1)
             self._starts.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._start_ended)
+
+    def _remove(self, member: Member, *, is_blamed: bool) -> None:
+        """End a member before its calls are answered; the first one may be to blame and answers with its error."""
+        for position, call in enumerate(member.line):
+            call.is_blamed, call.has_failed = is_blamed and position == 0, True
+            if call.task and not call.is_blamed:
+                call.task.cancel()
+        self._dismiss(member.handle)
 
     def _start_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:

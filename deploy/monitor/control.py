@@ -140,6 +140,8 @@ class Control:
 
     async def _why(self, pool: PoolStatus) -> dict[str, str]:
         have = f"{pool.name} has {pool.ready} of {pool.desired} actors"
+        if pool.held_for:
+            return {"reason": "Yields", "message": f"{have}; {pool.held_for} has none and gets free room first"}
         if pool.trouble:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
         if pool.waiting:

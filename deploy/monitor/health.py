@@ -66,7 +66,21 @@ def sentence_of(status: RunStatus) -> str:
         return f"Paused after iteration {status.iteration}: the actors are held until it is resumed."
     if status.phase == "stopping":
         return "Stopping: the run ends after the update in progress, with a checkpoint."
-    return "; ".join(part for part in (_learning(status), _slow_side(status), _attention(status)) if part) + "."
+    parts = (_blocked(status),) if _blocked(status) else (_learning(status), _slow_side(status), _attention(status))
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _blocked(status: RunStatus) -> str:
+    """Say which role has no actor because no node has room for one, and what helps; empty if none."""
+    pool = next((pool for pool in status.pools if pool.waiting and not pool.ready), None)
+    if pool is None:
+        return ""
+    settled = f"PoolSettled/{pool.name}"
+    told = (each.message for each in status.conditions if each.type == settled and each.status == "False")
+    message = next(told, f"{pool.name} has 0 of {pool.desired} actors")
+    giving = ", ".join(other.name for other in status.pools if other.ready > 1)
+    helps = f"{giving} makes room within seconds if it can" if giving else "a further node helps"
+    return f"Blocked: {message}; {helps}"
 
 
 def _learning(status: RunStatus) -> str:

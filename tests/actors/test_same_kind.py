@@ -28,6 +28,9 @@ class Answered:
     def __init__(self, value: Any) -> None:
         self._value = value
 
+    def options(self, **_: Any) -> "Answered":
+        return self
+
     def remote(self, *_: Any) -> "Answered":
         return self
 
@@ -59,7 +62,7 @@ class Stand:
         self.ping = Answered(f"node-{host}")
         self.facts = Answered(facts)
         self.prepare = Answered(facts)
-        self.take_seat = Answered(None)
+        self.call = Answered(None)
 
 
 @pytest.fixture
