@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deploy.monitor.summary import change_words
 from protocol.status import ENDED, RunStatus
 
 TREND_ERRORS = 2
@@ -54,7 +55,7 @@ class Pulse:
 def sentence_of(status: RunStatus) -> str:
     """Say whether a run learns, and which side is slow."""
     if status.stale_since is not None:
-        return "Silent: the run's process or its board is gone; start the same command again to go on."
+        return "Silent: no heartbeat, so the driver or its board is gone. Run the same command again to resume."
     if status.phase == "failed":
         reason = next((error.message for error in reversed(status.errors) if error.kind == "error"), "see the events")
         return f"Failed: {reason.removeprefix('the run failed: ').rstrip('.')}."
@@ -95,10 +96,11 @@ def _attention(status: RunStatus) -> str:
 
 
 def _change(status: RunStatus) -> str:
-    first, newest = status.rewards.heldout_first, status.rewards.heldout
+    first, newest, interval = status.rewards.heldout_first, status.rewards.heldout, status.rewards.heldout_change
     if first is None or newest is None:
         return ""
-    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)})"
+    words = f"; {change_words(*interval)}" if interval else ""
+    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)}{words})"
 
 
 def _signed(value: float) -> str:

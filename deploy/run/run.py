@@ -153,7 +153,7 @@ def _run(prepared: PreparedRun) -> Outcome:
     if found:
         say(f"continuing from {prepared.shown(found[1])}")
         if changes := run.version_changes(found[1]):
-            message = f"the run may round differently from here on: {', '.join(changes)}"
+            message = f"the run may compute differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
             say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
@@ -187,7 +187,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
                 start = resume_from.iteration if resume_from else 0
                 observed.reporter.begin(start)
                 gc.freeze()  # these objects live until the end; without it, collections would delay the loop
-                with progress.bar(start, config.iterations, has_gains=config.credit.rule != "uniform"):
+                with progress.bar(start, config.iterations, has_step_rewards=config.credit.rule != "uniform"):
                     await supervise(
                         config,
                         run=run,
@@ -242,7 +242,7 @@ def _before_after(run: RunFolder, last: int) -> Path | None:
         return None
     try:
         with run.writing():
-            return write_before_after(run.gallery, first=0, last=last)
+            return write_before_after(run.gallery, first=0, last=last, diversity=run.config.diversity_reading)
     except ValueError as error:
         log.warning("the images before and after are not drawn: %s", error)
         return None

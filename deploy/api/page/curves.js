@@ -39,7 +39,7 @@ const BAR_CHARTS = [
   { title: "Work of the actors", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
   { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
 ];
-const OF_OVERVIEW = "reward/*,evaluation/score,gain/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
+const OF_OVERVIEW = "reward/*,evaluation/score,step_reward/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
 const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
 const OF_BARS = "seconds/*,work/*";
 
@@ -152,7 +152,7 @@ function isSame(curves, name, other) {
 }
 
 function drawHeat(curves) {
-  const found = Object.keys(curves.series).map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
+  const found = Object.keys(curves.series).map((name) => name.match(/^step_reward\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
   const lines = found.map((match) => lineOf(curves, match[0]));
   const x = lines.reduce((most, line) => (line.x.length > most.length ? line.x : most), []);
   const rows = lines.map((line) => new Map(line.x.map((at, index) => [at, line.y[index]])));

@@ -83,7 +83,7 @@ class LivingRun:
         await board.close()
 
     def _values(self) -> dict[str, float | None]:
-        gains = {f"gain/step_{step}_abs_mean": 0.1 * step for step in range(3)}
+        gains = {f"step_reward/step_{step}_abs_mean": 0.1 * step for step in range(3)}
         return {"iteration": self.iteration, "reward/mean": 0.5, "train/grad_norm": 0.1, **gains}
 
     def _carry_out(self, command: Command) -> Command:

@@ -122,8 +122,8 @@ def test_the_terminal_shows_gain_kl_and_the_time_that_is_left():
     stages = {"seconds/rollout_and_reward": 6.0, "seconds/update": 3.5, "seconds/publish": 0.04}
     line = stages | {"reward/mean": 0.61, "reward/missing": 0.0, "train/approx_kl": 3.4e-7}
     with progress.bar(0, 10):
-        progress.recorded(1, line | {"gain/step_0_abs_mean": 0.1, "gain/step_1_abs_mean": 0.3})
-        progress.recorded(2, line | {"gain/step_0_abs_mean": None, "reward/missing": 2.0})
+        progress.recorded(1, line | {"step_reward/step_0_abs_mean": 0.1, "step_reward/step_1_abs_mean": 0.3})
+        progress.recorded(2, line | {"step_reward/step_0_abs_mean": None, "reward/missing": 2.0})
         progress.recorded(3, {key: value for key, value in line.items() if key != "train/approx_kl"})
     seconds = "(rollout+reward 6.0 s, update 3.5 s, publish 0.0 s)"
     assert shown.getvalue().splitlines() == [
@@ -139,7 +139,7 @@ def test_with_uniform_credit_the_terminal_shows_no_gain():
     progress = Progress(Console(file=shown, width=400), clock=lambda: 0.0)
     line = {"seconds/rollout_and_reward": 6.0, "seconds/update": 3.5, "seconds/publish": 0.0, "reward/missing": 0.0}
     with progress.bar(0, 10, has_gains=False):
-        progress.recorded(1, line | {"reward/mean": 0.61, "gain/step_0_abs_mean": 0.61})
+        progress.recorded(1, line | {"reward/mean": 0.61, "step_reward/step_0_abs_mean": 0.61})
     assert shown.getvalue() == "iteration 1/10: reward 0.610 (rollout+reward 6.0 s, update 3.5 s, publish 0.0 s)\n"
 
 

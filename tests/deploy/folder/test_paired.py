@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from deploy.folder.heldout import HeldoutScores, heldout_of
-from deploy.report.paired import paired_difference, why_unpaired
+from deploy.folder.paired import paired_difference, why_unpaired
 from protocol.config.run import EvaluationConfig
 from tests.support.runs.ended import an_evaluation
 
