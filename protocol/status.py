@@ -248,6 +248,8 @@ class TrajectoryRecord(Document):
 
     iteration: int
     prompt: str
+    group_mean: float | None = None
+    """Mean reward of the finished images of the whole group."""
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []

@@ -92,7 +92,8 @@ def show_comparison(found: "Comparison") -> RenderableType:
         resampled = f"{found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0)"
         has_seeds = any(row.difference and row.difference.has_seeds for row in found.heldout)
         told = (
-            f"[low, high]: of a difference, {found.level:.0%} by Student's t over seeds and prompts; of a change, {resampled}"
+            f"[low, high]: {found.level:.0%}; of a difference by Student's t over seeds and prompts, of a change by"
+            f" {found.resamples:,} paired resamples of the prompts"
             if has_seeds
             else f"[low, high]: {resampled}; other training seeds are not in them"
         )

@@ -62,8 +62,8 @@ def _decayed(decay: float, *, is_calibrated: bool) -> tuple[str, str]:
     gain = f"{VALUE} A gain is the value" if is_calibrated else f"A gain is {POINT}"
     what = "Values" if is_calibrated else "Rewards"
     return (
-        f"{gain} after a step minus the one before it. A step earns its own gain plus {decay:g} times what the next step"
-        " earns.",
+        f"{gain} after a step minus the one before it. A step earns its own gain plus {decay:g} times what the next"
+        " step earns.",
         f"{what} {points[0]}, {points[1]} and {points[2]} along a trajectory: the gains are {gains[0]:+.2f} and"
         f" {gains[1]:+.2f}. The last step earns {gains[1]:+.2f}; the one before it earns"
         f" {gains[0]:.2f} + {decay:g} × {gains[1]:.2f} = {gains[0] + decay * gains[1]:+.3f}.",
@@ -91,11 +91,11 @@ def _tree() -> tuple[str, str]:
 def _calibrated_tree() -> tuple[str, str]:
     return (
         "Only finished images are scored, relative to the mean of the prompt's group. A step earns the mean of all"
-        " images whose trajectories share it, minus a share of the mean of the images that left the same state by other steps,"
-        " since these show how good the state already was. The share is the slope of a regression of the first mean on"
-        " the second, for each step of an iteration (credit/step_K_slope).",
-        "The group's mean is 0.667 and the slope is 0.559. Two trajectories part at a step; their images have rewards of"
-        " 1 and 0, which is +0.333 and −0.667 relative to the group. The first step earns"
+        " images whose trajectories share it, minus a share of the mean of the images that left the same state by other"
+        " steps, since these show how good the state already was. The share is the slope of a regression of the"
+        " first mean on the second, for each step of an iteration (credit/step_K_slope).",
+        "The group's mean is 0.667 and the slope is 0.559. Two trajectories part at a step; their images have rewards"
+        " of 1 and 0, which is +0.333 and −0.667 relative to the group. The first step earns"
         " 0.333 − 0.559 × (−0.667) = +0.706, the second −0.667 − 0.559 × 0.333 = −0.853.",
     )
 

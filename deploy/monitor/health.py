@@ -87,7 +87,7 @@ def _slow_side(status: RunStatus) -> str:
     pool = next((pool for pool in status.pools if pool.name == slow.side), None)
     name = slow.side if "/" in slow.side else f"the {slow.side}"
     growing = f" ({pool.ready} of {pool.desired} are ready)" if pool and pool.ready < pool.desired else ""
-    return f"{name} is the slow side{growing}"
+    return f"{name} is the bottleneck{growing}"
 
 
 def _attention(status: RunStatus) -> str:

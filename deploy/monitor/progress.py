@@ -81,7 +81,7 @@ class Progress(Listener):
         Args:
             start: number of iterations that are done.
             total: number of iterations of the run.
-            has_step_rewards: whether to show step rewards; with uniform credit each is the reward, which is shown already.
+            has_step_rewards: whether to show step rewards; with uniform credit each is the reward, shown already.
 
         Yields:
             Nothing.

@@ -166,3 +166,13 @@ def test_init_on_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot be written: File too large"), files_limited(100):
             said("init", str(tmp_path / name))
         assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["held"]
+
+
+def test_changed_shows_what_was_set_and_the_method_that_the_config_has() -> None:
+    words = ("config", "toy_geneval", "--changed", "learner.clip_range=0.5")
+    rows = {row["key"]: row for row in json.loads(said(*words, "--json"))}
+    assert rows["learner.clip_range"]["source"] == "override"
+    assert rows["credit.rule"]["source"] == "preset toy_geneval"
+    assert "seed" not in rows
+    assert said(*words).startswith("# method stepwise_tree\n")
+    assert not said("config", "toy_mix").startswith("#")
