@@ -1,4 +1,4 @@
-"""The image of the README: held-out score and reward of the demo, and one image of each held-out prompt before and after.
+"""The image of the README: score and reward of the demo, and an image of each held-out prompt before and after.
 
 make demo
 python -m benchmarks.figures.demo runs/demo-*

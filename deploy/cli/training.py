@@ -99,7 +99,8 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
-        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}")
+        change = f" ({outcome.change})" if outcome.change else ""
+        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import RUN_FAILED, Listener, is_news
-from deploy.monitor.summary import TREND, eta_s, number, span, step_rewards_of
+from deploy.monitor.summary import TREND, change_words, eta_s, number, span, step_rewards_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import reason_of
 from protocol.status import Condition
@@ -139,7 +139,8 @@ class Progress(Listener):
             else ""
         )
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
+        change = f", since the start {change_words(*evaluation.change)}" if evaluation.change else ""
         self.say(
-            f"held-out score at iteration {iteration}: {number(evaluation.score)}"
+            f"held-out score at iteration {iteration}: {number(evaluation.score)}{change}"
             f" ({by_tag}{readings}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
         )

@@ -13,6 +13,7 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
+from deploy.monitor.summary import change_words
 from deploy.run.encode import encode_ahead
 from deploy.run.inputs import check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
@@ -71,6 +72,8 @@ class Outcome:
     """Held-out score before the first iteration."""
     after: float | None
     """Held-out score of the newest evaluation."""
+    change: str
+    """The 95 % interval of their difference, or that it may be chance; empty if it is not known."""
 
 
 def run_training(
@@ -231,7 +234,20 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
         image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
+        change=_change(run, last),
     )
+
+
+def _change(run: RunFolder, last: int) -> str:
+    ends = next(
+        (
+            [line.get(f"heldout_change/{end}") for end in ("low", "high")]
+            for line in reversed(run.lines())
+            if line["iteration"] == last and "evaluation/score" in line
+        ),
+        [None],
+    )
+    return "" if None in ends else change_words(*ends)
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

@@ -147,7 +147,7 @@ function drawStatus() {
   $("progress").max = Math.max(1, status.iterations);
   $("progress").value = status.iteration;
   panels.drawAttention($("attention"), status);
-  drawCredit(status.credit);
+  drawCredit(status);
   panels.drawUpdate($("update"), status);
   $("slow-side").textContent = status.bottleneck ? `Bottleneck: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
   panels.drawStages($("stages"), status.metrics);
@@ -165,10 +165,10 @@ function drawStatus() {
   drawRecordList(status.trajectories);
 }
 
-function drawCredit(credit) {
+function drawCredit({ credit, method }) {
   $("credit").hidden = !credit;
   if (!credit) return;
-  $("credit-name").textContent = `${credit.name}.`;
+  $("credit-name").textContent = method ? `${method} (${credit.name}).` : `${credit.name}.`;
   $("credit-rule").textContent = credit.rule;
   $("credit-example").textContent = credit.example ? `Example. ${credit.example}` : "";
 }

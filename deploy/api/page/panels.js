@@ -50,7 +50,6 @@ export function drawFacts(holder, status) {
   holder.replaceChildren(
     phase,
     fact("Iteration", `${status.iteration} / ${status.iterations}`, status.eta_s ? `${span(status.eta_s)} left` : ""),
-    ...(status.method ? [fact("Method", status.method, "")] : []),
     fact("Reward", number(rewards.now), trend),
     fact("Held-out score", number(rewards.heldout), heldout),
     ...Object.entries(rewards.components).filter(([, value]) => Math.abs((value ?? 0) - (rewards.now ?? 0)) > 1e-6).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
