@@ -128,7 +128,7 @@ function lineOf(run, shown, others) {
   const texts = textOf(run.run).filter((text) => ![...columns, "seed"].includes(text.split("=")[0]));
   const differs = make("td", texts.slice(0, KEYS_SHOWN).join("  "), "text");
   if (texts.length > KEYS_SHOWN) differs.append(make("small", ` and ${texts.length - KEYS_SHOWN} more`));
-  differs.title = texts.join("\n");
+  differs.title = textOf(run.run).join("\n");
   const state = make("td", phaseOf(run));
   state.title = run.health;
   line.append(
