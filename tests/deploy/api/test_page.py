@@ -364,6 +364,14 @@ def test_an_image_that_nobody_scored_is_shown_as_an_estimate(page, skipped):
     assert [row.count("not scored") for row in shown] == [len(skipped)] * len(record["trajectories"])
 
 
+def test_the_finished_image_of_a_trajectory_is_on_a_narrow_screen(page):
+    resize(page, 300)
+    wait_for(page, lambda: page.find_elements("css selector", ".trajectory .finished"))
+    right = "return document.querySelector('.trajectory .finished').getBoundingClientRect().right"
+    wait_for(page, lambda: page.execute_script(right) <= 300)
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_stands_out_of_the_page_sideways(page, width):
     resize(page, width)
