@@ -23,7 +23,7 @@ CONDITIONS = {
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
-    "SameVersions": "The library versions are those of the checkpoint. Otherwise results may round differently.",
+    "SameVersions": "Code and libraries are those of the checkpoint. Otherwise results may differ.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
     "StatusWritten": "`status.json` can be written.",

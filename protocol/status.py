@@ -119,6 +119,8 @@ class Rewards(Document):
     """Score of the newest evaluation."""
     heldout_first: float | None = None
     heldout_iteration: int | None = None
+    heldout_change: tuple[float, float] | None = None
+    """95 % interval of `heldout` minus `heldout_first` over the held-out prompts; it holds 0 if that may be chance."""
 
 
 class Bottleneck(Document):
@@ -139,6 +141,17 @@ class Event(Document):
     time: float
     kind: Literal["info", "warning", "error"]
     message: str
+
+
+class CreditWords(Document):
+    """The credit rule of a run in words for people."""
+
+    name: str
+    """The rule, and `calibrated` if it takes calibrated values."""
+    rule: str
+    """What a step earns."""
+    example: str
+    """Worked numbers; empty for a rule of the user's own."""
 
 
 class RunStatus(Document):
@@ -167,6 +180,10 @@ class RunStatus(Document):
     """Set by readers: when the last sign of life came, if the run has neither ended nor reported since."""
     silent_s: float | None = Field(default=None, exclude=True)
     """Set by sources, never stored: seconds since the last sign of life by the board's own clock; None if unknown."""
+    method: str = ""
+    """The method whose settings the config has, e.g. `stepwise_tree`; empty if there is none."""
+    credit: CreditWords | None = None
+    """What a step earns."""
     adapter_version: int | None = None
     """Version of the learner's adapter."""
     checkpoint: int | None = None
@@ -233,6 +250,8 @@ class TrajectoryRecord(Document):
 
     iteration: int
     prompt: str
+    group_mean: float | None = None
+    """Mean reward of the finished images of the whole group."""
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []
@@ -259,6 +278,8 @@ class RunSummary(Document):
     reward: float | None = None
     heldout: float | None = None
     heldout_first: float | None = None
+    heldout_change: tuple[float, float] | None = None
+    method: str = ""
     health: str = ""
 
 
@@ -276,4 +297,5 @@ def summary_of(status: RunStatus) -> RunSummary:
         reward=rewards.now,
         heldout=rewards.heldout,
         heldout_first=rewards.heldout_first,
+        heldout_change=rewards.heldout_change,
     )

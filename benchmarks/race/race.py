@@ -139,7 +139,7 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
     gains: dict[str, list[float]] = {}
     for line in trained:
         for key, value in line.items():
-            if key.startswith("gain/step_") and key.endswith("_abs_mean") and value is not None:
+            if key.startswith("step_reward/step_") and key.endswith("_abs_mean") and value is not None:
                 gains.setdefault(key.split("_")[1], []).append(value)
     return {
         **asdict(cell),

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
+from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
 from flowcredit.packages import VERSION
 from protocol.errors import FlowcreditError, InputError, reason_of
@@ -43,7 +44,7 @@ COMMANDS = {
     "scale": (status.scale, "runs/mine rollout 3"),
     "stop": (status.stop, "runs/mine"),
     "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
-    "compare": (reports.compare, "runs/mine runs/other"),
+    "compare": (reports.compare, "runs/tree_0 runs/tree_1 -- runs/flow_0 runs/flow_1"),
     "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
     "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
     "export": (models.export, "runs/mine merged/"),
@@ -68,6 +69,14 @@ class Command(TyperCommand):
             if getattr(param, "is_flag", False):
                 param.metavar = ""
         return params
+
+
+class TwoGroups(Command):
+    """A command with `--` between two groups of words; click takes `--` away, so it becomes `BETWEEN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words."""
+        return super().parse_args(ctx, [BETWEEN if each == "--" else each for each in args])
 
 
 class Commands(TyperGroup):
@@ -115,7 +124,8 @@ def about(
 
 
 for name, (command, words) in COMMANDS.items():
-    app.command(name, cls=Command, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
+    kind = TwoGroups if name == "compare" else Command
+    app.command(name, cls=kind, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
 
 
 def main() -> None:

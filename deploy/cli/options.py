@@ -15,6 +15,8 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
+BETWEEN = "\0"
+"""Stands for the `--` between two groups of runs; no run has this name."""
 PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
 Preset = Annotated[str, PRESET]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]

@@ -19,6 +19,12 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
 
+DEMO = (
+    "evaluation.every=8",
+    "evaluation.shown=48",
+    "rewards.diversity={scorer: diversity, sees: group, use: evaluate, args: {model: pkg://toyworld/clip}}",
+)
+"""What the demo adds to its preset: a curve of the held-out score, an image of each held-out prompt, and diversity."""
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 
 
@@ -78,7 +84,7 @@ def train(
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world and show held-out scores and images before and after."""
-    config = load_config("toy_geneval", overrides=overrides or [])
+    config = load_config("toy_geneval", overrides=[*DEMO, *(overrides or [])])
     _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
 
@@ -99,7 +105,8 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
-        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}")
+        change = f" ({outcome.change})" if outcome.change else ""
+        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from deploy.board.lease import BoardLease, lease_on_board
-from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests
+from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests, version_changes
 from deploy.folder.lease import Lease
 from deploy.folder.mirror import Mirror
 from deploy.folder.names import (
@@ -273,8 +273,8 @@ class RunFolder:
                 os.truncate(path, size)
 
     def version_changes(self, checkpoint: Path) -> list[str]:
-        """List the libraries whose versions differ from those that wrote this checkpoint."""
-        return differences(read_facts(checkpoint).get("versions", {}), library_versions())
+        """List what differs from the code and the libraries that wrote this checkpoint."""
+        return version_changes(read_facts(checkpoint).get("versions", {}), library_versions())
 
     def _fill_from_mirror(self) -> None:
         if (self.path / CONFIG).exists():

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deploy.monitor.summary import change_words
 from protocol.status import ENDED, RunStatus
 
 TREND_ERRORS = 2
@@ -100,7 +101,7 @@ def _slow_side(status: RunStatus) -> str:
     pool = next((pool for pool in status.pools if pool.name == slow.side), None)
     name = slow.side if "/" in slow.side else f"the {slow.side}"
     growing = f" ({pool.ready} of {pool.desired} are ready)" if pool and pool.ready < pool.desired else ""
-    return f"{name} is the slow side{growing}"
+    return f"{name} is the bottleneck{growing}"
 
 
 def _attention(status: RunStatus) -> str:
@@ -109,10 +110,11 @@ def _attention(status: RunStatus) -> str:
 
 
 def _change(status: RunStatus) -> str:
-    first, newest = status.rewards.heldout_first, status.rewards.heldout
+    first, newest, interval = status.rewards.heldout_first, status.rewards.heldout, status.rewards.heldout_change
     if first is None or newest is None:
         return ""
-    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)})"
+    words = f"; {change_words(*interval)}" if interval else ""
+    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)}{words})"
 
 
 def _signed(value: float) -> str:

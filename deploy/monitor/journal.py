@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ class RunJournal:
     async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Write an evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
         await asyncio.to_thread(self._draw, iteration, evaluation)
+        evaluation = replace(evaluation, change=await asyncio.to_thread(self._change, iteration, evaluation))
         await asyncio.to_thread(self._append, evaluation.line(iteration))
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
         self._pass_on(lambda listener: listener.evaluated(iteration, evaluation))
@@ -141,6 +143,19 @@ class RunJournal:
             self.condition(kind, holds=False, reason="DrawingFailed", message=message)
         else:
             self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")
+
+    def _change(self, iteration: int, evaluation: Evaluation) -> tuple[float, float] | None:
+        """Return the interval of the change since the first evaluation; None if there is none, or it is unreadable."""
+        from deploy.folder.heldout import heldout_of, read_heldout
+        from deploy.folder.paired import paired_difference, why_unpaired
+
+        with harmless("the change of the held-out score has no interval"):
+            now = heldout_of(iteration, evaluation, self._run.config.evaluation)
+            first = next(iter(read_heldout(self._run.path)), now)
+            if first.iteration < iteration and why_unpaired(first, now) is None:
+                found = paired_difference([first], [now])
+                return found and (found.low, found.high)
+        return None
 
     def _append(self, line: Metrics) -> None:
         kind = "MetricsWritten"

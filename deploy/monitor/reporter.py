@@ -14,7 +14,9 @@ from deploy.board.publisher import Buffers
 from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
+from deploy.monitor.credit_words import words_of
 from deploy.monitor.journal import IN_JOURNAL, Listener
+from deploy.presets import method_of
 from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
@@ -53,6 +55,7 @@ class Reporter(logging.Handler, Listener):
         """
         super().__init__(logging.WARNING)
         self._config = config
+        self._method, self._credit = method_of(config), words_of(config.credit)
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._fleet = fleet
         self.run = run_id_of(name)
@@ -153,6 +156,8 @@ class Reporter(logging.Handler, Listener):
             heartbeat_s=self._config.status.heartbeat_s,
             adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
+            method=self._method,
+            credit=self._credit,
             rewards=overview.rewards_of(shown),
             metrics=metrics,
             staleness=self.staleness,

@@ -4,6 +4,7 @@ Runs whose configs differ only in the seed form one group.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from deploy.folder.fingerprint import code_name
 from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.metric_file import outline_of, page_of
-from deploy.folder.names import METRICS, TRAJECTORIES
-from deploy.folder.read import config_of, status_of
+from deploy.folder.names import CHECKPOINTS, METRICS, TRAJECTORIES
+from deploy.folder.paired import Difference, paired_difference, why_unpaired
+from deploy.folder.read import config_of, origin_of, status_of
 from deploy.monitor.trajectories import read_records
+from learner.checkpoint import read_facts
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
-from protocol.ground.files import text_of
+from protocol.ground.files import by_iteration, text_of
 from protocol.status import TrajectoryRecord
 
 REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
@@ -51,6 +55,17 @@ class Run:
         """Read the recorded trajectories, oldest first."""
         return read_records(self.path / TRAJECTORIES)
 
+    @cached_property
+    def code(self) -> str:
+        """Name the code that the run began with and, if it was resumed with other code, the newest."""
+        origin = origin_of(self.path)
+        held = [origin.versions] if origin else []
+        for folder in reversed(by_iteration(self.path / CHECKPOINTS).values()):
+            with suppress(OSError, ValueError):
+                held.append(read_facts(folder).get("versions", {}))
+                break
+        return ", later ".join(dict.fromkeys(filter(None, map(code_name, held))))
+
     @property
     def seconds(self) -> float:
         """Return the training seconds, without evaluations."""
@@ -82,7 +97,7 @@ class Group:
     @property
     def label(self) -> str:
         """Return the group's name, with the number of runs if there are several."""
-        return f"{self.name} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.name
+        return f"{self.name} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.name
 
     def values(self, name: str, *, of: str = "iterations") -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Return a metric of each run that has it.
@@ -107,6 +122,23 @@ class Group:
         """Return the names of metrics that begin with `prefix`, in the order of their first lines."""
         lines = (line for run in self.runs for line in getattr(run, of))
         return list(dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)))
+
+
+def change_of(group: Group, tag: str | None = None) -> tuple[Difference | None, str]:
+    """Compare a group's newest evaluations with its first ones, prompt by prompt; the images of its runs are pooled.
+
+    Returns:
+        The difference for one kind of prompts, or for all; None, and the reason, if there is none.
+    """
+    ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
+    if not ends:
+        return None, "no two evaluations with scores by prompt"
+    first = ends[0][0]
+    for held in (each for pair in ends for each in pair):
+        if reason := why_unpaired(first, held):
+            return None, reason
+    found = paired_difference([a for a, _ in ends], [b for _, b in ends], tag=tag)
+    return found, "" if found else "a kind of prompts without a score"
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
@@ -162,7 +194,25 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         fields = run.config.outcome_fields()
         del fields["seed"]
         found.setdefault(repr(sorted(fields.items())), []).append(run)
-    return [Group(name=_common_name(group), runs=group) for group in found.values()]
+    return [named(group) for group in found.values()]
+
+
+def named(runs: Sequence[Run]) -> Group:
+    """Make a group of these runs."""
+    return Group(name=_common_name(runs), runs=runs)
+
+
+def code_of(group: Group) -> str:
+    """Name the code of a group's runs, as they recorded it; empty if they did not."""
+    return ", ".join(dict.fromkeys(run.code for run in group.runs))
+
+
+def span(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:

@@ -13,6 +13,7 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
+from deploy.monitor.summary import change_words
 from deploy.run.encode import encode_ahead
 from deploy.run.inputs import Inputs, check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
@@ -65,6 +66,8 @@ class Outcome:
     """Held-out score before the first iteration."""
     after: float | None
     """Held-out score of the newest evaluation."""
+    change: str
+    """The 95 % interval of their difference, or that it may be chance; empty if it is not known."""
 
 
 def run_training(
@@ -138,7 +141,7 @@ def _run(prepared: PreparedRun) -> Outcome:
     if found:
         say(f"continuing from {prepared.shown(found[1])}")
         if changes := run.version_changes(found[1]):
-            message = f"the run may round differently from here on: {', '.join(changes)}"
+            message = f"the run may compute differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
             say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
@@ -172,7 +175,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
                 start = resume_from.iteration if resume_from else 0
                 observed.reporter.begin(start)
                 gc.freeze()  # these objects live until the end; without it, collections would delay the loop
-                with progress.bar(start, config.iterations, has_gains=config.credit.rule != "uniform"):
+                with progress.bar(start, config.iterations, has_step_rewards=config.credit.rule != "uniform"):
                     await supervise(
                         config,
                         run=run,
@@ -216,7 +219,20 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
         image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
+        change=_change(run, last),
     )
+
+
+def _change(run: RunFolder, last: int) -> str:
+    ends = next(
+        (
+            [line.get(f"heldout_change/{end}") for end in ("low", "high")]
+            for line in reversed(run.lines())
+            if line["iteration"] == last and "evaluation/score" in line
+        ),
+        [None],
+    )
+    return "" if None in ends else change_words(*ends)
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:
@@ -227,7 +243,7 @@ def _before_after(run: RunFolder, last: int) -> Path | None:
         return None
     try:
         with run.writing():
-            return write_before_after(run.gallery, first=0, last=last)
+            return write_before_after(run.gallery, first=0, last=last, diversity=run.config.diversity_reading)
     except ValueError as error:
         log.warning("the images before and after are not drawn: %s", error)
         return None

@@ -14,8 +14,8 @@ from rich.progress import Progress
 
 from deploy.folder.gallery import write_grid
 from deploy.folder.heldout import HeldoutScores, heldout_of
+from deploy.folder.paired import Difference, paired_difference
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
-from deploy.report.paired import Difference, paired_difference
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
 from flow.maths.hybrid import first_steps

@@ -174,8 +174,8 @@ def _by_step(assignment: Assignment) -> dict[str, float]:
         step_rewards = assignment.step_rewards[..., k]
         values, advantages = present(step_rewards), assignment.advantages[..., k][~step_rewards.isnan()]
         if len(values):
-            metrics[f"gain/step_{k}_abs_mean"] = values.abs().mean().item()
-            metrics[f"gain/step_{k}_zero_share"] = (values == 0).float().mean().item()
+            metrics[f"step_reward/step_{k}_abs_mean"] = values.abs().mean().item()
+            metrics[f"step_reward/step_{k}_zero_share"] = (values == 0).float().mean().item()
             metrics[f"advantage/step_{k}_mean"] = advantages.mean().item()
             metrics[f"advantage/step_{k}_std"] = advantages.std(correction=0).item()
     return metrics

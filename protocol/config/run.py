@@ -49,6 +49,8 @@ class EvaluationConfig(Section):
     """Score that an evaluation reports: `reward` (the mixture), `<reward>`, or `<reward>/<component>`."""
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
+    shown: Positive = 12
+    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each."""
     height: Positive | None = None
     """Height of an image in pixels; null takes that of training. The schedule follows the size as in training."""
     width: Positive | None = None
@@ -416,6 +418,11 @@ class RunConfig(Section):
         """Return every field, by dotted key."""
         return flatten(self.model_dump(mode="json"))
 
+    @property
+    def diversity_reading(self) -> str | None:
+        """Name of the reward with the scorer `diversity`; None if there is none."""
+        return next((name for name, reward in self.rewards.items() if reward.scorer == "diversity"), None)
+
     def outcome_fields(self) -> dict[str, Any]:
         """Return every field that can change a result, by dotted key.
 
@@ -442,5 +449,6 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     is_cluster = key.startswith("cluster.") and not key.endswith((".threads", ".gpus"))
-    is_own = key in ("iterations", "model.embedding_cache") or key.startswith(("checkpoint.", "guards.", "status."))
+    is_own = key in ("iterations", "model.embedding_cache", "evaluation.shown")
+    is_own = is_own or key.startswith(("checkpoint.", "guards.", "status."))
     return is_cluster or changes_no_score(key) or is_own

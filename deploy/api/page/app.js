@@ -90,7 +90,7 @@ function drawView() {
     showCurves({ run, stamp, view: wanted, others: known.map((other) => ({ run: other, stamp: stampOf(other) })), configs: compared.configs });
   }
   if (wanted === "images") showImages(run, status.session, status.rewards.heldout_iteration);
-  if (wanted === "config") showConfig(run, status.session, known, compared.configs);
+  if (wanted === "config") showConfig(run, status, known, compared.configs);
   compare([run, ...known]);
 }
 
@@ -147,8 +147,9 @@ function drawStatus() {
   $("progress").max = Math.max(1, status.iterations);
   $("progress").value = status.iteration;
   panels.drawAttention($("attention"), status);
+  drawCredit(status);
   panels.drawUpdate($("update"), status);
-  $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
+  $("slow-side").textContent = status.bottleneck ? `Bottleneck: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
   panels.drawStages($("stages"), status.metrics);
   panels.drawWork($("work"), status.pools);
   panels.drawQueues($("queues"), status);
@@ -162,6 +163,14 @@ function drawStatus() {
     button.disabled = isOver || isMoot;
   }
   drawRecordList(status.trajectories);
+}
+
+function drawCredit({ credit, method }) {
+  $("credit").hidden = !credit;
+  if (!credit) return;
+  $("credit-name").textContent = method ? `${method} (${credit.name}).` : `${credit.name}.`;
+  $("credit-rule").textContent = credit.rule;
+  $("credit-example").textContent = credit.example ? `Example. ${credit.example}` : "";
 }
 
 // Trajectory records
@@ -191,7 +200,7 @@ async function loadRecord() {
   try {
     const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
     if (mine !== view || mine.record.iteration !== iteration) return;
-    $("record-prompt").textContent = `“${record.prompt}”. ${explanation(record)}`;
+    $("record-prompt").textContent = `“${record.prompt}”. ${explanation(record, mine.status.credit)}`;
     await drawTrajectories($("trajectories"), record);
   } catch (error) {
     mine.record = null;

@@ -35,7 +35,7 @@ def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> Non
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [
         {"iteration": index, "seconds/iteration": spent, "reward/mean": 0.5}
-        | {f"gain/step_{k}_abs_mean": 0.1 * index for k in (0, 1)}
+        | {f"step_reward/step_{k}_abs_mean": 0.1 * index for k in (0, 1)}
         for index, spent in enumerate(seconds, start=1)
     ]
     lines += [{"iteration": index, "evaluation/score": score} for index, score in scores.items()]

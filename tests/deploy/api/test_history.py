@@ -71,9 +71,9 @@ def test_a_short_run_has_a_point_for_every_iteration(client, folder):
 
 
 def test_a_long_run_is_thinned_to_means_with_their_ranges(client, folder):
-    found = curves(client, "long", "reward/mean,gain/step_*_abs_mean", points=50)
+    found = curves(client, "long", "reward/mean,step_reward/step_*_abs_mean", points=50)
     assert found["width"] == 20
-    assert set(found["series"]) == {"reward/mean", *(f"gain/step_{step}_abs_mean" for step in range(STEPS))}
+    assert set(found["series"]) == {"reward/mean", *(f"step_reward/step_{step}_abs_mean" for step in range(STEPS))}
     assert len({series["x"] for series in found["series"].values()}) == 1, "they share their points"
     series = found["series"]["reward/mean"]
     held = [line["reward/mean"] for line in lines_of(folder, "long") if 20 <= line["iteration"] < 40]
@@ -104,7 +104,7 @@ def test_the_axis_may_be_training_seconds_without_evaluations(client, folder):
 
 def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_once():
     asked = []
-    values = {f"gain/step_{step}_abs_mean": 0.123456789 for step in range(28)} | {"reward/mean": 0.5}
+    values = {f"step_reward/step_{step}_abs_mean": 0.123456789 for step in range(28)} | {"reward/mean": 0.5}
     lines = [MetricLine(seq=n, values={"iteration": n, **values}) for n in range(1, 5001)]
 
     class Source(FolderSource):
@@ -129,7 +129,7 @@ def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_
 
 def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     """One request draws the columns in a thread while the next ones have new lines to add."""
-    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+    values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
 
     class Source(FolderSource):
         async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
@@ -140,7 +140,7 @@ def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     async def asked() -> list[tuple[int, set[int]]]:
         cache = CurveCache(Source(Path()))
         statuses = [a_status("mine", lines=1000 + more) for more in range(30)]
-        found = await asyncio.gather(*(cache.curves(status, ["gain/"], points=10_000) for status in statuses))
+        found = await asyncio.gather(*(cache.curves(status, ["step_reward/"], points=10_000) for status in statuses))
         return [(each.lines, {len(each.x[series.x]) for series in each.series.values()}) for each in found]
 
     assert asyncio.run(asked()) == [(1000 + more, {1000 + more}) for more in range(30)]
@@ -258,7 +258,7 @@ def test_a_file_that_grows_while_it_is_downloaded_arrives_as_it_was(client, fold
 def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
     """A run's columns may be dropped while requests for it wait."""
     monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
-    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+    values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
 
     class Source(FolderSource):
         async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
@@ -273,7 +273,7 @@ def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
         whole = set()
         for run in [*lines] * 10:
             lines[run] += 1
-            found = await cache.curves(a_status(run, lines=lines[run]), ["gain/"], points=10_000)
+            found = await cache.curves(a_status(run, lines=lines[run]), ["step_reward/"], points=10_000)
             whole |= {len(found.x[series.x]) == found.lines for series in found.series.values()}
         return whole
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from deploy.cli.app import app
 from deploy.folder.gallery import read_gallery
 from deploy.folder.heldout import read_heldout
+from deploy.folder.paired import why_unpaired
 from deploy.folder.read import checkpoint_of, lines_of
 from deploy.monitor.summary import number
-from deploy.report.paired import why_unpaired
 from deploy.tools.evaluate import diversity_of
 from deploy.tools.export import export_model
 from deploy.tools.generate import generate_images

@@ -32,13 +32,13 @@ def test_whether_it_learns_is_told_from_chance(trend, error, words):
 def test_the_slow_side_is_named_and_what_needs_attention_is_counted():
     rewards = Rewards(now=0.5, trend=0.05, trend_error=0.01)
     begin = "Learning: reward +0.050 in 10 iterations; "
-    assert said(rewards=rewards, **SLOW) == f"{begin}the learner is the slow side."
+    assert said(rewards=rewards, **SLOW) == f"{begin}the learner is the bottleneck."
     growing = LEARNER.model_copy(update={"desired": 2})
-    assert said(rewards=rewards, **SLOW | {"pools": [growing]}).endswith("the slow side (1 of 2 are ready).")
+    assert said(rewards=rewards, **SLOW | {"pools": [growing]}).endswith("the bottleneck (1 of 2 are ready).")
     slow = Bottleneck(side="reward/geneval", share=0.6, message="m")
     false = Condition(type="A", status="False", reason="R", message="m", since=1.0)
     facts = {"rewards": rewards, "bottleneck": slow, "conditions": [false]}
-    assert said(**facts) == f"{begin}reward/geneval is the slow side; 1 condition needs attention."
+    assert said(**facts) == f"{begin}reward/geneval is the bottleneck; 1 condition needs attention."
     assert said(**facts | {"conditions": [false, false]}).endswith("; 2 conditions need attention.")
 
 

@@ -33,7 +33,7 @@ def test_a_run_earns_what_the_rule_in_its_file_says(
     run_training(config, folder=tmp_path / "run", is_local=True, progress=Progress(Console()))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (trained,) = [line for line in lines if "train/loss" in line]
-    gains = [trained[f"gain/step_{k}_abs_mean"] for k in range(3)]
+    gains = [trained[f"step_reward/step_{k}_abs_mean"] for k in range(3)]
     assert gains[:2] == [0.0, 0.0]
     assert gains[2] == pytest.approx(abs(trained["reward/mean"]), rel=1e-5)
 

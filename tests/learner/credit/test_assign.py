@@ -216,7 +216,7 @@ def test_each_reward_of_a_mixture_has_gains_between_skipped_points_too() -> None
     components = {"one": held.scores.values, "other": 2 * held.scores.values}
     group = group_of(replace(held, scores=replace(held.scores, components=components)))
     found = group_metrics([group], reward_tables([group], members=3, total=TOTAL), assigned(group))
-    steps = [found["gain/step_0_abs_mean"], *(found[f"gain/one/step_{k}_abs_mean"] for k in range(4))]
+    steps = [found["step_reward/step_0_abs_mean"], *(found[f"gain/one/step_{k}_abs_mean"] for k in range(4))]
     assert steps == pytest.approx([0.07 / 3, 0.07 / 3, 0.07 / 3, 0.13 / 3, 0.13 / 3], abs=1e-6)
     assert [found[f"gain/other/step_{k}_mean"] for k in range(4)] == pytest.approx([0.04, 0.04, 0.08 / 3, 0.08 / 3])
 
