@@ -130,9 +130,12 @@ async def readyz(request: Request) -> Health:
 
 
 @_reading.get("/runs")
-async def runs(request: Request) -> list[RunSummary]:
-    """Return all runs, newest first."""
-    return [summary_of(status) for status in await request.app.state.cache.runs()]
+async def runs(request: Request, response: Response) -> list[RunSummary]:
+    """Return all runs, newest first; the header `Age` holds the seconds since they were read."""
+    cache: StatusCache = request.app.state.cache
+    found = await cache.runs()
+    response.headers["Age"] = str(cache.list_age_s)
+    return [summary_of(status) for status in found]
 
 
 @_reading.get(
@@ -250,7 +253,7 @@ async def _ask(request: Request, response: Response, run: str, command: Command)
 
 
 async def _running(request: Request, run: str) -> RunStatus:
-    status: RunStatus = await request.app.state.cache.status(run)
+    status: RunStatus = await request.app.state.cache.status(run, must_answer=True)
     if reason := refusal_of(status):
         raise Problem(409, f"the run {reason}")
     return status

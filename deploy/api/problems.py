@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deploy.board.board import QueueFullError
-from protocol.errors import BoardError
+from protocol.errors import BoardError, DamagedError
 
 log = logging.getLogger(__name__)
 MEDIA = "application/problem+json"
@@ -55,6 +55,7 @@ DESCRIPTIONS = {
     421: "the server is not known by this name",
     422: "an argument breaks its rule",
     429: "too many event streams, or too many commands that wait for the run",
+    502: "the board answers, but what it holds of the run cannot be read",
     503: "the board does not answer, or too many images wait: try again later",
 }
 
@@ -81,6 +82,10 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(QueueFullError)
     async def on_full_queue(request: Request, error: QueueFullError) -> JSONResponse:  # noqa: ARG001
         return Problem(429, str(error)).response()
+
+    @app.exception_handler(DamagedError)
+    async def on_damaged(request: Request, error: DamagedError) -> JSONResponse:  # noqa: ARG001
+        return Problem(502, str(error)).response()
 
     @app.exception_handler(BoardError)
     async def on_board(request: Request, error: BoardError) -> JSONResponse:  # noqa: ARG001
