@@ -46,6 +46,8 @@ STREAMS = 64
 """Largest number of event streams that one server keeps open."""
 BODY_BYTES = 4_096
 """Largest body of a request."""
+BODIES_HELD = 64
+"""Number of largest bodies that the server may hold at one time."""
 PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, `reward/<scorer>` or `learner`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
@@ -89,7 +91,9 @@ def make_app(source: Source, access: Access) -> FastAPI:
     app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
     app.state.curves, app.state.drawing = CurveCache(source), asyncio.Lock()
     add_problem_handlers(app)
-    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
+    app.add_middleware(
+        Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=access.admit
+    )
     app.include_router(_open)
     app.include_router(_reading, dependencies=access.to_read)
     app.include_router(history, dependencies=access.to_read)

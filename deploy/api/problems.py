@@ -55,8 +55,10 @@ DESCRIPTIONS = {
     421: "the server is not known by this name",
     422: "an argument breaks its rule",
     429: "too many event streams, or too many commands that wait for the run",
+    500: "the server or a scorer failed",
     502: "the board answers, but what it holds of the run cannot be read",
     503: "the board does not answer, or too many images wait: try again later",
+    504: "the scorer did not answer in time or ended, and starts again",
 }
 
 
@@ -68,7 +70,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": f"{HTTPStatus(status).phrase}: {DESCRIPTIONS[status]}",
             "content": {MEDIA: {"schema": schema}},
         }
-        for status in (*statuses, 411, 413, 421, 503)
+        for status in (*statuses, 411, 413, 421, 502, 503)
     }
 
 

@@ -3,6 +3,7 @@
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Timer
 from types import FrameType
@@ -38,12 +39,19 @@ def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[sock
 
 
 def serve_until_interrupted(
-    app: FastAPI, listener: socket.socket, *, announcement: str, grace_s: int | None = None, linger_s: float = 0.0
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    announcement: str,
+    proxies: Sequence[str] = (),
+    grace_s: int | None = None,
+    linger_s: float = 0.0,
 ) -> None:
     """Announce an application on stdout and serve it until Ctrl-C or SIGTERM.
 
     Args:
         announcement: printed once connections are accepted.
+        proxies: addresses, or networks, of proxies whose X-Forwarded-For names the client.
         grace_s: seconds that requests in progress may still take; None waits for them.
         linger_s: seconds for which it goes on after the first signal if a client is connected, so that the client sees
             the end of the run. SIGTERM again does not shorten them (`deploy.board.child` repeats it); Ctrl-C does.
@@ -78,6 +86,8 @@ def serve_until_interrupted(
         timeout_graceful_shutdown=grace_s,
         lifespan="on",
         http=BoundedConnection,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         backlog=BACKLOG,
     )
     log_sparingly()

@@ -139,7 +139,7 @@ async def served(error: Exception) -> None:
         raise error
 
     scope = {"type": "http", "path": "/runs/alive/events", "headers": []}
-    await Guard(application, max_body_bytes=1)(scope, None, None)  # type: ignore[arg-type]
+    await Guard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
 
 
 def test_a_reader_of_events_who_leaves_is_no_error_and_anything_else_is():
