@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from deploy.api.problems import Problem
-from protocol.errors import FlowcreditError, InputError, ScorerError, named_line
+from protocol.errors import InputError, ScorerError, named_line
 from rewards.scorer import CheckedScorer, build_scorer
 
 START_S = 1800.0
@@ -52,8 +52,7 @@ class Place(Protocol):
         """Call a function of a module with the scorer, where the scorer lives.
 
         Raises:
-            InputError: the function raised it.
-            Problem: 500, the function raised anything else; 504, no answer within the deadline, or the scorer ended.
+            Problem: 500, the function raised an exception; 504, no answer within the deadline, or the scorer ended.
         """
         ...
 
@@ -76,7 +75,7 @@ class ScorerProcess(Place):
         self.restarts, self.is_degraded = 0, False
         self._start()
         try:
-            self.facts = self._built.result()
+            self.facts: Facts = self._built.result()
         except (EOFError, OSError):
             raise ScorerError(f"the process of scorer {spec} ended while it loaded the model") from None
 
@@ -86,19 +85,18 @@ class ScorerProcess(Place):
         """Call a function there, see `Place`."""
         try:
             await self._within(START_S, self._built)
-            answer = await self._within(self._deadline_s, self._thread.submit(self._exchange, function, args, kwargs))
-        except (EOFError, OSError, TimeoutError) as error:
-            why = str(error) if isinstance(error, TimeoutError) else "its process ended"
+            exchange = self._thread.submit(self._exchange, function, args, kwargs)
+            answer, failure = await self._within(self._deadline_s, exchange)
+        except (EOFError, OSError, InputError) as error:
+            why = str(error) if isinstance(error, TimeoutError | InputError) else "its process ended"
             self.is_degraded = True
             self.restarts += 1
             self.close()
             self._start()
-            raise Problem(504, f"the scorer gave no answer: {why}; it starts again") from None
-        except InputError:
-            raise
-        except FlowcreditError as error:
-            raise Problem(500, f"the scorer failed: {error}") from None
+            raise Problem(504, f"the scorer gave no answer: {why}; its process starts again") from None
         self.is_degraded = False
+        if failure:
+            raise Problem(500, f"the scorer failed: {failure}")
         return answer
 
     def close(self) -> None:
@@ -113,25 +111,27 @@ class ScorerProcess(Place):
         self._process.start()
         theirs.close()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
-        self._built: Future[Facts] = self._thread.submit(self._receive)
+        self._built = self._thread.submit(self._first)
 
     async def _within(self, seconds: float, asked: "Future[Any]") -> Any:
         """Return an answer of the process (TimeoutError: it takes longer)."""
         answer = asyncio.wrap_future(asked)
         await asyncio.wait({answer}, timeout=seconds)
         if not answer.done():
+            answer.cancel()
             raise TimeoutError(f"none within {seconds:g} s")
         return answer.result()
 
-    def _exchange(self, *call: Any) -> Any:
-        self._pipe.send(call)
-        return self._receive()
+    def _first(self) -> Facts:
+        """Receive the facts of the scorer once it is built (InputError: it cannot be built)."""
+        facts, failure = self._pipe.recv()
+        if failure:
+            raise failure
+        return facts
 
-    def _receive(self) -> Any:
-        answer, error = self._pipe.recv()
-        if error is not None:
-            raise error
-        return answer
+    def _exchange(self, *call: Any) -> tuple[Any, InputError | None]:
+        self._pipe.send(call)
+        return self._pipe.recv()
 
 
 def _work(pipe: "Connection[Any, Any]", spec: str, args: Mapping[str, Any]) -> None:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Timer
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from protocol.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[socket.socket, str]:
@@ -38,6 +42,26 @@ def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[sock
     return listener, f"http://{f'[{host}]' if is_ipv6 else host}:{listener.getsockname()[1]}"
 
 
+def settings_of(app: FastAPI, *, proxies: Sequence[str] = (), grace_s: int | None = None) -> "uvicorn.Config":
+    """Return uvicorn's settings, see `serve_until_interrupted`."""
+    import uvicorn
+
+    from deploy.api.connections import BACKLOG, BoundedConnection
+
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+        lifespan="on",
+        http=BoundedConnection,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        backlog=BACKLOG,
+    )
+
+
 def serve_until_interrupted(
     app: FastAPI,
     listener: socket.socket,
@@ -58,7 +82,7 @@ def serve_until_interrupted(
     """
     import uvicorn
 
-    from deploy.api.connections import BACKLOG, BoundedConnection, log_sparingly
+    from deploy.api.connections import log_sparingly
 
     class Server(uvicorn.Server):
         is_lingering = False
@@ -78,18 +102,6 @@ def serve_until_interrupted(
             elif not self.is_lingering or sig == signal.SIGINT:
                 super().handle_exit(sig, frame)
 
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=grace_s,
-        lifespan="on",
-        http=BoundedConnection,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
-        backlog=BACKLOG,
-    )
     log_sparingly()
     with suppress(KeyboardInterrupt):
-        Server(settings).run(sockets=[listener])
+        Server(settings_of(app, proxies=proxies, grace_s=grace_s)).run(sockets=[listener])

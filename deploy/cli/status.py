@@ -57,9 +57,7 @@ def serve(
     announcement = f"page      {address}/"
     if token is None:
         announcement += f"\n          read only: commands need a token, {TOKEN_VARIABLE} or --token-file"
-    serve_until_interrupted(
-        app, listener, announcement=announcement, proxies=proxy or (), grace_s=2, linger_s=linger
-    )
+    serve_until_interrupted(app, listener, announcement=announcement, proxies=proxy or (), grace_s=2, linger_s=linger)
 
 
 def status(

@@ -47,14 +47,13 @@ class Reading:
             now: the reader's clock.
             earlier: the run's previous reading.
         """
-        is_same = earlier is not None and _written(earlier.status) == _written(status)
+        same = earlier if earlier and _written(earlier.status) == _written(status) else None
+        heard = same.heard if same else now
         if status.silent_s is not None:
             heard = now - status.silent_s
-        else:
-            heard = earlier.heard if earlier and is_same else now
         heard_at = time.time() - (now - heard)
-        if earlier and is_same and abs(heard - earlier.heard) < SAME_S:
-            heard_at = earlier.heard_at  # so that two readings of one silence are equal
+        if same and abs(heard - same.heard) < SAME_S:
+            heard_at = same.heard_at  # so that two readings of one silence are equal
         return cls(status, read=now, heard=heard, heard_at=heard_at)
 
     def at(self, now: float, *, is_board_away: bool = False) -> RunStatus:
