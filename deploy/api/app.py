@@ -231,7 +231,7 @@ async def prometheus(request: Request) -> Response:
     return Response(exposition(await request.app.state.cache.runs()), media_type=CONTENT_TYPE)
 
 
-@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422, 429))
+@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
     """Set the desired size of a pool; the answer's `id` leads to the outcome."""
     status = await _running(request, run)
@@ -243,7 +243,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
     return await _ask(request, response, run, new_command("scale", pool=pool, count=size.count))
 
 
-@_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422, 429))
+@_control.post("/runs/{run}/commands", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
     await _running(request, run)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deploy.board.board import QueueFullError
-from protocol.errors import BoardError, DamagedError
+from protocol.errors import BoardError, DamagedError, said
 
 log = logging.getLogger(__name__)
 MEDIA = "application/problem+json"
@@ -36,7 +36,7 @@ class Problem(Exception):  # noqa: N818
             headers: further headers of the response.
         """
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+        self.status, self.detail, self.headers = status, said(detail), headers
 
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
@@ -97,7 +97,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:  # noqa: ARG001
         first = error.errors()[0]
-        argument = ".".join(str(part) for part in first["loc"])
+        argument = ".".join(str(part)[:60] for part in first["loc"])
         return Problem(422, f"{argument}: {first['msg']}").response()
 
     @app.exception_handler(HTTPException)
