@@ -102,8 +102,8 @@ def make_app(source: Source, access: Access) -> FastAPI:
 
 
 _open = APIRouter()
-_reading = APIRouter(responses=documented(401))
-_control = APIRouter(responses=documented(401, 403))
+_reading = APIRouter(responses=documented(401, 502))
+_control = APIRouter(responses=documented(401, 403, 502))
 
 
 @_open.get("/", include_in_schema=False)

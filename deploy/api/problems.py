@@ -70,7 +70,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": f"{HTTPStatus(status).phrase}: {DESCRIPTIONS[status]}",
             "content": {MEDIA: {"schema": schema}},
         }
-        for status in (*statuses, 411, 413, 421, 502, 503)
+        for status in (*statuses, 411, 413, 421, 503)
     }
 
 

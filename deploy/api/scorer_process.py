@@ -76,8 +76,11 @@ class ScorerProcess(Place):
         self._start()
         try:
             self.facts: Facts = self._built.result()
-        except (EOFError, OSError):
-            raise ScorerError(f"the process of scorer {spec} ended while it loaded the model") from None
+        except BaseException as error:  # Ctrl-C too: a process that loads must not keep this one
+            self.close()
+            if isinstance(error, EOFError | OSError):
+                raise ScorerError(f"the process of scorer {spec} ended while it loaded the model") from None
+            raise
 
     async def run(
         self, function: Callable[Concatenate[CheckedScorer, P], Result], *args: P.args, **kwargs: P.kwargs

@@ -28,7 +28,7 @@ RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET 
 Axis = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False)]
 Listed = Annotated[str, Query(pattern=RUN_ID)]
 
-history = APIRouter(responses=documented(401))
+history = APIRouter(responses=documented(401, 502))
 
 
 @history.get("/runs/{run}/curves", response_model=Curves, responses=documented(404, 422))
