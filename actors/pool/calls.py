@@ -133,12 +133,12 @@ def death(error: Exception) -> str:
         return f"`ray.kill` ended its process{where}"
     if isinstance(error, NodeDiedError) or "node has died" in text:
         return "its node died" + (f": {ip[1]}" if ip else "")
-    if isinstance(error, ActorUnavailableError) or re.search(r"rpc[ _]?(error|code)", text, re.IGNORECASE):
-        return "its node does not answer" + (f": {ip[1]}" if ip else "")
     if found := re.search(r"Worker exit type: (\w+)", text):
         code = re.search(r"(?:exit code|signal) \d+", text)
         cause = code[0] if code else "it crashed or was killed, perhaps because its node ran out of memory"
         return f"its process{where} died ({found[1]}): {cause}"
+    if isinstance(error, ActorUnavailableError) or re.search(r"rpc[ _]?(error|code)", text, re.IGNORECASE):
+        return "its node does not answer" + (f": {ip[1]}" if ip else "")
     return one_line(error)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from deploy.api.problems import Problem
@@ -17,7 +16,6 @@ FRESH_S = 0.5
 """Seconds for which one reading serves all clients."""
 HELD = 256
 """Largest number of runs that are kept because a client asked for one."""
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class StatusCache:
         """Return all runs, newest first (BoardError: the board is away and was never read)."""
         error = await self._look(None, self._read_list)
         if self._listed is None:
-            raise error or BoardError("the board was not read")
+            assert error is not None
+            raise error
         newest = (self._newest(run) or reading for run, reading in self._listed.items())
         return [reading.at(self._clock(), is_board_away=error is not None) for reading in newest]
 
@@ -72,10 +71,10 @@ class StatusCache:
         """
         error = await self._look(run, lambda: self._read_one(run))
         reading = self._newest(run)
-        if reading is None and error is None:
+        if error and (reading is None or must_answer or isinstance(error, DamagedError)):
+            raise error
+        if reading is None:
             raise Problem(404, "no such run")
-        if reading is None or (error and (must_answer or isinstance(error, DamagedError))):
-            raise error or BoardError("the board was not read")
         return reading.at(self._clock(), is_board_away=error is not None)
 
     async def json(self, run: str) -> bytes:
@@ -121,8 +120,8 @@ class StatusCache:
         reading = Reading.of(status, began, self._newest(run))
         while len(self._alone) >= HELD and run not in self._alone:
             oldest = next(iter(self._alone))
-            del self._alone[oldest]
-            self._texts.pop(oldest, None)
+            for held in (self._alone, self._texts, self._looks):
+                held.pop(oldest, None)
         self._alone[run] = reading
 
     def _newest(self, run: str) -> Reading | None:
