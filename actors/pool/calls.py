@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
+    ActorUnavailableError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -136,6 +137,8 @@ def death(error: Exception) -> str:
         code = re.search(r"(?:exit code|signal) \d+", text)
         cause = code[0] if code else "it crashed or was killed, perhaps because its node ran out of memory"
         return f"its process{where} died ({found[1]}): {cause}"
+    if isinstance(error, ActorUnavailableError) or re.search(r"rpc[ _]?(error|code)", text, re.IGNORECASE):
+        return "its node does not answer" + (f": {ip[1]}" if ip else "")
     return one_line(error)
 
 

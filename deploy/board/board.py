@@ -16,7 +16,6 @@ as missing; a run that finds such values writes its own again. The board carries
 data: without it a run cannot be watched or controlled, but it goes on training.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -246,7 +245,7 @@ class Board:
         try:
             if isinstance(text, Exception):
                 raise text
-            status = RunStatus.model_validate(json.loads(text))
+            status = RunStatus.read(text)
             if status.run != run:
                 raise ValueError(f"it is of run {status.run!r}")
         except (RedisError, ValueError, RecursionError) as error:
@@ -393,6 +392,6 @@ def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
     if text is None:
         return None
     try:
-        return kind.model_validate(json.loads(text))
+        return kind.read(text)
     except (ValueError, RecursionError):
         return None

@@ -20,7 +20,7 @@ from deploy.cli import checks, configs, jobs, models, reports, rewards, status, 
 from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
 from flowcredit.packages import VERSION
-from protocol.errors import FlowcreditError, InputError, reason_of
+from protocol.errors import FlowcreditError, InputError, reason_of, said
 
 CONTINUES = "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
@@ -165,5 +165,5 @@ def _stopped() -> str:
 
 
 def _end(message: str, code: int) -> None:
-    typer.echo(f"flowcredit: {message}", err=True)
+    typer.echo(f"flowcredit: {said(message)}", err=True)
     sys.exit(code)

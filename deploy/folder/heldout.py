@@ -80,7 +80,7 @@ def read_heldout(run: Path) -> list[HeldoutScores]:
     found = []
     for path in by_iteration(run / GALLERY, ".json").values():
         try:
-            held = HeldoutScores.model_validate_json(path.read_bytes())
+            held = HeldoutScores.read(path.read_bytes())
             is_whole = all(np.array(table, float).shape[:1] == (len(held.prompts),) for table in held.scores.values())
         except (OSError, ValueError):
             continue

@@ -234,7 +234,7 @@ def status_of(run: Path) -> StatusFile | None:
 
 def _document(path: Path, model: type[Model]) -> Model | None:
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.read(path.read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -211,7 +211,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> TrajectoryRecord | None:
     try:
-        return TrajectoryRecord.model_validate_json(path.read_bytes())
+        return TrajectoryRecord.read(path.read_bytes())
     except (OSError, ValueError):
         log.warning("%s cannot be read and is left out", path)
         return None

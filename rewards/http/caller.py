@@ -118,7 +118,8 @@ class HttpCaller:
         try:
             status, reply = asked.result()
         except TimeoutError:
-            raise _PassingError(f"{where}: no whole reply within {seconds:.3g} s") from None
+            limit = f"{seconds:.3g} s" if seconds == self._timeout_s else f"the deadline of {self._deadline_s:.3g} s"
+            raise _PassingError(f"{where}: no whole reply within {limit}") from None
         except self._broken as error:
             raise _PassingError(f"{where}: {named_line(error)}") from error
         except self._unreadable as error:
