@@ -9,7 +9,8 @@ the file's method.
 A file may extend another preset: `base: toy_geneval`, or `base: other.yaml`, a path relative to the file's own folder.
 It then holds only the differences. A method that it names replaces the methods of the files that it extends.
 
-A reward is removed with null: `rewards.pickscore=null`.
+`rewards` adds to the rewards of the layers below, in a file and as an override. A reward is removed with null:
+`rewards.pickscore=null`.
 
 A method is a published algorithm that can be applied to any preset. Its file says what it changes: `about` is a
 sentence with its source; `identity` holds the keys that define the method, which override a preset; `settings` is the
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from protocol.config.run import RunConfig
 
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
-METHOD, BASE = "method", "base"
+METHOD, BASE, REWARDS = "method", "base", "rewards"
 Overrides = Sequence[str] | Mapping[str, Any]
 """Texts `key=value`, or values by dotted key."""
 
@@ -74,7 +75,10 @@ def load_config(preset: str | Path, *, overrides: Overrides = ()) -> "RunConfig"
     for _, layer in layers:
         tree = _apply(tree, layer)
     for key, value in assignments:
-        _assign(tree, key, value)
+        if key == REWARDS and isinstance(value, dict):
+            tree = _apply(tree, {key: value})
+        else:
+            _assign(tree, key, value)
     return parse_config(tree)
 
 
@@ -88,8 +92,9 @@ def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
 
     layers, assignments = _layers(preset, overrides)
     found = {key: source for source, layer in layers for key in flatten(layer)}
-    for key, value in assignments:  # each replaces a whole section
-        found = {each: source for each, source in found.items() if not each.startswith(f"{key}.")}
+    for key, value in assignments:  # each replaces a whole section, except `rewards`
+        if key != REWARDS:
+            found = {each: source for each, source in found.items() if not each.startswith(f"{key}.")}
         found |= dict.fromkeys(flatten({key: value}), "override")
     return found
 

@@ -1,4 +1,5 @@
-"""Find a class or function by `package.module:Name` or `folder/file.py:Name`: a scorer, a tracker, a credit rule."""
+"""Find a class or function by `package.module:Name` or `folder/file.py:Name`: a scorer, a tracker, a credit rule, an
+objective."""
 
 import importlib
 import importlib.util
@@ -28,6 +29,11 @@ def find_function(path: str) -> Callable[..., Any]:
     return _find(path, "function", lambda value: callable(value) and not isinstance(value, type))
 
 
+def find_either(path: str) -> Callable[..., Any]:
+    """Import the class or function at `path`; the rest is as for `find_class`."""
+    return _find(path, "class or function", callable)
+
+
 def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     file = file_of(path)
     source, _, name = path.rpartition(":")
@@ -39,6 +45,11 @@ def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
         where = f"file {file}" if file else f"module {source!r}"
         raise ConfigError(f"{where} {what} {name!r}: {suggest(name, known)}")
     return found
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a name is an import path, not that of something built in."""
+    return ":" in name
 
 
 def file_of(path: str) -> Path | None:

@@ -172,7 +172,7 @@ def _dry_run(
     if held and not missing_model:
         require_same_run(held, config)
         typer.echo(f"{held} holds a run of this config and would go on")
-    typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
+    typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out; {config.mixture}")
     for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
     if (config.model.path, config.model.tiny_decoder) != asked:

@@ -8,9 +8,9 @@ from flow.models.folder import read_index, require_revisions
 from flow.models.made_for import distilled_by, native_side, require_sizes
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
-from protocol.config.credit import is_own
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
+from protocol.import_path import is_path
 from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
 from rewards.scorer import check_prompts, components_of, require_ready
@@ -38,7 +38,7 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
     """
     _check_model(config)
     check_trackers(config.status.trackers)
-    if is_own(config.credit.rule):
+    if is_path(config.credit.rule):
         from learner.credit.rules import require_rule
 
         require_rule(config.credit)

@@ -158,7 +158,7 @@ def _run(prepared: PreparedRun) -> Outcome:
         if start >= config.iterations:
             say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
     if start < config.iterations or start not in run.evaluation_scores():
-        say("starting " + ("in this process" if prepared.is_local else "on Ray"))
+        say("starting " + ("in this process" if prepared.is_local else "on Ray") + f"; {config.mixture}")
         for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if prepared.is_local else _cluster(prepared, journal):

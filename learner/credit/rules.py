@@ -19,9 +19,9 @@ from torch import Tensor
 from learner.credit.normalisers import column_deviations, deviations
 from learner.credit.tables import CreditRule, RewardTables, along_windows
 from learner.credit.turning_point import turning_point
-from protocol.config.credit import CreditConfig, is_own, needs_of
+from protocol.config.credit import CreditConfig, needs_of
 from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, one_line
-from protocol.import_path import find_function, foreign_file
+from protocol.import_path import find_function, foreign_file, is_path
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def require_rule(config: CreditConfig) -> None:
     Raises:
         ConfigError: it cannot be found, fails, or mixes trajectories without saying so.
     """
-    if not is_own(config.rule):
+    if not is_path(config.rule):
         return
     path, needs = config.rule, needs_of(config.rule)
     rewards = torch.tensor([[0.1, 0.4, 0.2, 0.9], [0.5, torch.nan, 0.3, 0.7], [0.2, 0.2, 0.2, 0.2]])

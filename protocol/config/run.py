@@ -338,6 +338,11 @@ class RunConfig(Section):
         return {name: reward.weight for name, reward in self.rewards.items() if reward.use == "train"}
 
     @property
+    def mixture(self) -> str:
+        """The rewards that train, with their weights, such as `reward = 1.0 geneval + 0.5 red`."""
+        return "reward = " + " + ".join(f"{weight} {name}" for name, weight in self.reward_weights.items())
+
+    @property
     def evaluation_rewards(self) -> list[str]:
         """Names of the rewards that score an evaluation: those that see single images, and those that never train."""
         return [name for name, reward in self.rewards.items() if reward.use == "evaluate" or reward.sees == "image"]
