@@ -35,6 +35,7 @@ from learner.update.workers import P, Result, Work, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
+from protocol.import_path import file_digests
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
@@ -60,7 +61,7 @@ class LearnerWorker(Alive):
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
         device = take_device(self._config.cluster.learner)
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
-        return computing_facts(device)
+        return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
         """Run a method of the learner and return its result."""
@@ -182,6 +183,7 @@ class LearnerGroup:
         self._make_room = make_room
         self._desired = self._role.workers
         self._facts: dict[str, str] = {}
+        self._files = file_digests(config.own_functions)
         self._restarts: dict[int, int] = {}
         self._ended_s = 0.0
         self._joining: list[RemoteWorker] = []
@@ -355,7 +357,7 @@ class LearnerGroup:
             timeout_s=self._role.timeout_s,
             memory_remedy=self._config.cluster.memory_remedy,
         )
-        self._facts = {**(self._facts or facts), **library_facts()}
+        self._facts = {**(self._facts or facts), **library_facts(), **self._files}
         require_same_facts(self._facts, facts, joining=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:

@@ -10,7 +10,6 @@ from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
-from protocol.import_path import is_path
 from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
 from rewards.scorer import check_prompts, components_of, require_ready
@@ -31,17 +30,19 @@ def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], li
 
 
 def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, sizes of images, trackers, credit rule and prompt files; return train and held-out prompts.
+    """Check model folder, sizes of images, trackers, own functions and prompt files; return train and held-out prompts.
 
     Raises:
         InputError: one of them cannot be used.
     """
     _check_model(config)
     check_trackers(config.status.trackers)
-    if is_path(config.credit.rule):
+    if config.own_functions:
         from learner.credit.rules import require_rule
+        from learner.update.own import require_objective
 
         require_rule(config.credit)
+        require_objective(config.learner)
     return read_prompts(config.data, config.data.train), _heldout(config)
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Section, Weight
-from protocol.errors import ConfigError, named_line, suggest
-from protocol.import_path import find_function, is_path
+from protocol.errors import ConfigError, named_line
+from protocol.import_path import find_function, is_path, require_known
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,4 @@ class CreditConfig(Section):
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
-        if rule not in RULES and not is_path(rule):
-            raise ValueError(
-                f"credit.rule must be one of {list(RULES)} or an import path such as ./mine.py:function, got {rule!r}:"
-                f" {suggest(rule, list(RULES))}"
-            )
-        return rule
+        return require_known("credit.rule", rule, RULES)
