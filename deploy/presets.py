@@ -6,6 +6,9 @@ Each of these layers overrides the ones before it: the defaults, the method's `s
 `identity`, the overrides. A file that names a method itself overrides that method; an override `method=NAME` replaces
 the file's method.
 
+In a file, `here://train.txt` is a path relative to the file's own folder; other relative paths start in the working
+folder.
+
 A file may extend another preset: `base: toy_geneval`, or `base: other.yaml`, a path relative to the file's own folder.
 It then holds only the differences. A method that it names replaces the methods of the files that it extends.
 
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
 METHOD, BASE, REWARDS = "method", "base", "rewards"
+HERE = "here://"
+WORDS: Mapping[object, str] = {"ppo": "flow_grpo", "grpo": "flow_grpo", "ddpo": "flow_grpo", "nft": "diffusion_nft"}
+"""Methods by the words of other programs."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """Texts `key=value`, or values by dotted key."""
 
@@ -114,7 +120,7 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     path = find_preset(preset)
     found: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        tree = read_tree(path)
+        tree = _at_home(read_tree(path), path.parent)
         base = tree.pop(BASE, None)
         found.insert(0, (path, tree))
         if base is None:
@@ -128,6 +134,16 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(
                 f"{BASE} in {found[0][0]} must lead to a preset that extends none, got a circle at {path}"
             )
+
+
+def _at_home(value: Any, folder: Path) -> Any:
+    """Replace `here://` at the start of every text of a file by the folder that holds the file."""
+    if isinstance(value, dict):
+        return {key: _at_home(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_at_home(each, folder) for each in value]
+    is_here = isinstance(value, str) and value.startswith(HERE)
+    return os.fspath(folder / value.removeprefix(HERE)) if is_here else value
 
 
 def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
@@ -212,7 +228,8 @@ def read_method(name: object) -> dict[str, Any]:
             raise ConfigError(
                 f"method must be a name, got the file {name}: give a file with `method: NAME` as the preset"
             )
-        raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
+        remedy = f"write method={WORDS[name]}" if name in WORDS else suggest(str(name), method_names())
+        raise ConfigError(f"unknown method {name!r}: {remedy}")
     own = read_tree(METHODS / f"{name}.yaml")
     under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
     parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}

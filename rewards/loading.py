@@ -12,14 +12,11 @@ from typing import Any
 from protocol.errors import FlowcreditError, ScorerError, line_in, named_line, suggest
 from protocol.import_path import find_class, foreign_file
 
-
 Finder = Callable[[str], type]
 """Finds the class at an import path."""
 
 
-def build_from_path(
-    path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class
-) -> Any:
+def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class) -> Any:
     """Import the class at `path` and construct it.
 
     Args:
@@ -71,9 +68,7 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
     return cls
 
 
-def require_ready(
-    path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class
-) -> None:
+def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class) -> None:
     """Call the static method `ready(**args)` of a class, if it has one: it checks libraries, weights and servers.
 
     Args:

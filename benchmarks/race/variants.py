@@ -26,7 +26,10 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
         "evaluation.component=pickscore",
         "data.tags=[single_object, colors]",
     ),
-    "redness": ("rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
+    "redness": (
+        "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}",
+        "evaluation.component=reward",
+    ),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 METHODS = (

@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of prompt files, of the files of scorers and own functions, and of each file of the model's folders.
+    """Compute the sha256 of prompt files, files of scorers and own functions, and each file of the model's folders.
 
     These are the model's own, that of a tiny decoder and that of a LoRA to start from. What is not a file or folder on
     this machine is left out; the revisions of what is on the hub are part of the config.

@@ -11,7 +11,7 @@ from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
 from protocol.messages import Prompt
-from protocol.prompts import overlap, read_prompts
+from protocol.prompts import as_table, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
 
@@ -143,7 +143,17 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
 
     if both := overlap(prompts, heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
+    for name, each in (("data.train", prompts), ("data.heldout", heldout)):
+        if table := as_table(each):
+            yield "PromptsPlain", f"{name} looks like a table, and {table}: keep its column of prompts"
     model = config.model
+    negative = [prompt.negative for prompt in (*prompts, *heldout) if prompt.negative.strip()]
+    if negative and model.guidance <= 1:
+        yield (
+            "NegativePrompts",
+            f"{len(negative)} negative prompts, such as {shown(negative[0])}, do nothing at model.guidance"
+            f" {model.guidance:g}: raise it above 1, or leave them out",
+        )
     if sign := distilled_by(model):
         yield (
             "BaseModel",
@@ -161,11 +171,11 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
         )
     limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])
     if longer:
-        shown = ", ".join(repr(text if len(text) <= 60 else f"{text[:60]}…") for text in longer[:3])
         yield (
             "PromptsFit",
             f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and are cut off, such as"
-            f" {shown}: shorten them, or raise model.max_sequence_length if the model uses it",
+            f" {', '.join(map(shown, longer[:3]))}: shorten them, or raise model.max_sequence_length if the model uses"
+            " it",
         )
 
 

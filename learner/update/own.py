@@ -55,7 +55,9 @@ def own_loss(
     loss = call_own(KEY, path, log_ratio, advantages, step)
     if not isinstance(loss, Tensor) or loss.shape != log_ratio.shape or not loss.is_floating_point():
         found = f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ContractError(f"{KEY} {path} must return a loss for each pair, floats {list(log_ratio.shape)}, got {found}")
+        raise ContractError(
+            f"{KEY} {path} must return a loss for each pair, floats {list(log_ratio.shape)}, got {found}"
+        )
     return loss
 
 
@@ -77,9 +79,7 @@ def require_objective(config: LearnerConfig) -> None:
         new = mean[rows].clone().requires_grad_()
         errors = ((next_latents[rows] - each).square().flatten(1).mean(1) for each in (old_mean[rows], new))
         old, own = (error / (2 * std[rows].square()) for error in errors)
-        step = PolicyStep(
-            k=0, step_size=0.1, mean=new, std=std[rows], next_latents=next_latents[rows], config=config
-        )
+        step = PolicyStep(k=0, step_size=0.1, mean=new, std=std[rows], next_latents=next_latents[rows], config=config)
         loss = own_loss(path, old - own, advantages[rows], step)
         if not loss.requires_grad:
             raise ContractError(f"{KEY} {path} must return a loss with a gradient, got one without")
@@ -96,6 +96,8 @@ def require_objective(config: LearnerConfig) -> None:
     if not all(each.isfinite().all() for each in whole):
         raise ConfigError(f"{KEY} {path} must return finite losses with finite gradients, got {whole[0].tolist()}")
     if not all(map(torch.equal, whole, again)):
-        raise ConfigError(f"{KEY} {path} must give the same loss for the same pairs, got different ones: take chance out")
+        raise ConfigError(
+            f"{KEY} {path} must give the same loss for the same pairs, got different ones: take chance out"
+        )
     if not all(map(torch.allclose, whole, alone)):
         raise ConfigError(f"{KEY} {path} must give a pair the same loss alone and among others, got different ones")

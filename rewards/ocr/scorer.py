@@ -38,9 +38,9 @@ class Ocr:
 
         r = 1 - min(d, |target|) / |target|,   d = 0 if the read text contains target, else Levenshtein's distance
 
-    `target` is the text between the prompt's first double quotes. Both texts are compared in the form `folded` (ours) or
-    in that of Flow-GRPO's released code, and |target| is the length of that form. An image without any text has the valid score 0, since the engine
-    has examined it. An image on which the engine fails has no score.
+    `target` is the text between the prompt's first double quotes. Both texts are compared in the form `folded` (ours)
+    or in that of Flow-GRPO's released code, and |target| is the length of that form. An image without any text has the
+    valid score 0, since the engine has examined it. An image on which the engine fails has no score.
 
     Weights: `rapidocr` downloads none; its detection and recognition models are part of the package.
     """
@@ -157,7 +157,7 @@ def quoted_text(prompt: str) -> str:
         )
     if not folded(parts[1]):
         raise PromptError(
-            f"a prompt of the text task must hold words between its first double quotes, got {ascii(parts[1])}"
+            f"a prompt of the text task must hold words between its first double quotes, got {parts[1]!a}"
         )
     return parts[1]
 
@@ -165,8 +165,8 @@ def quoted_text(prompt: str) -> str:
 def folded(text: str) -> str:
     """Return the text as the eye reads it, in lower case (ours).
 
-    It is in the normal form NFKC, which joins accents and narrows full-width letters; straight quotes, hyphens and three
-    dots stand for their printed forms; blanks and format characters, which nobody sees, are left out.
+    It is in the normal form NFKC, which joins accents and narrows full-width letters; straight quotes, hyphens and
+    three dots stand for their printed forms; blanks and format characters, which nobody sees, are left out.
     """
     seen = "".join(letter for letter in text.translate(STRAIGHT) if unicodedata.category(letter) != "Cf")
     return "".join(unicodedata.normalize("NFKC", seen).lower().split())
@@ -180,7 +180,7 @@ def as_released(text: str) -> str:
 FORMS: Mapping[Form, Callable[[str], str]] = {"folded": folded, "flow_grpo": as_released}
 """The forms in which target and reading are compared, by the argument `text`."""
 STRAIGHT = str.maketrans(
-    dict.fromkeys("‘’‚‛′`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−﹘﹣", "-")  # noqa: RUF001
+    dict.fromkeys("‘’‚‛′`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−﹘﹣", "-")
 )
 """Printed quotes, primes and dashes as the ones of a keyboard; NFKC turns an ellipsis into three dots."""
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from protocol.errors import ContractError, InputError
 from rewards.scorer import build_scorer, check_prompts, components_of, require_ready

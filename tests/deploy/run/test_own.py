@@ -9,12 +9,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from actors.fleet import RayFleet
 from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from learner.update.own import PolicyStep, own_loss
 from protocol.errors import ConfigError, RunFolderError
 from protocol.import_path import file_digests, find_function
 from tests.support.paths import ROOT
+from tests.support.runs.watched import go
+from tests.support.services.local_ray import local_ray
 
 OWN = {"credit": {"rule": "./mine.py:late"}, "learner": {"objective": "./mine.py:loss"}}
 
@@ -77,8 +80,9 @@ def test_the_worked_numbers_of_the_page(config: Any) -> None:
     assert (loss.item(), log_ratio.grad) == (-2, torch.tensor([-2.0]))
 
 
+@pytest.mark.ray
 @pytest.mark.whole
 def test_on_ray_the_functions_give_the_same_bits(config: Any, tmp_path: Path) -> None:
-    for name in ("local", "ray"):
-        run_training(config, folder=tmp_path / name, is_local=name == "local", progress=Progress(Console()))
-    assert metrics_of(tmp_path / "ray") == metrics_of(tmp_path / "local")
+    alone = go(config, tmp_path / "alone")
+    with local_ray(4):
+        assert go(config, tmp_path / "ray", make_fleet=RayFleet) == alone
