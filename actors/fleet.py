@@ -28,6 +28,7 @@ class RayEvaluators:
     _watching: "asyncio.Task[None] | None" = None
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
+        config = config.for_another_folder()
         self._config = config
         self._nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, self._nodes, sink)
@@ -84,6 +85,7 @@ class RayFleet(RayEvaluators):
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._bundles = Bundles(config.cluster) if config.cluster.is_colocated else None
         super().__init__(config, sink)
+        config = self._config
         make_room = self.rollouts.rest if config.cluster.offload else None
         self.learner = LearnerGroup(config, self._nodes, bundles=self._bundles, make_room=make_room)
 

@@ -34,6 +34,7 @@ from learner.update.workers import P, Result, Work, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
+from protocol.ground.import_path import file_digests
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
@@ -61,7 +62,7 @@ class LearnerWorker(Alive):
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
         device = take_device(self._config.cluster.learner)
         self._learner = Learner(self._config, device=device, fetch=self._fetch)
-        return computing_facts(device)
+        return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
         return getattr(self._learner, method)(*args, **named)
@@ -184,6 +185,7 @@ class LearnerGroup:
         self.held_for = ""
         """The role for which it is held, see `ActorPool.hold`; empty if it is not."""
         self._facts: dict[str, str] = {}
+        self._files = file_digests(config.own_functions)
         self._restarts: dict[int, int] = {}
         self._ended_s = 0.0
         self._workers: list[RemoteWorker] = []
@@ -401,7 +403,7 @@ class LearnerGroup:
             timeout_s=self._role.timeout_s,
             memory_remedy=self._config.cluster.memory_remedy,
         )
-        self._facts = {**(self._facts or facts), **library_facts()}
+        self._facts = {**(self._facts or facts), **library_facts(), **self._files}
         require_same_facts(self._facts, facts, joining=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:

@@ -17,6 +17,7 @@ from flow.device import computing_facts, library_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
+from protocol.ground.import_path import file_digests
 from protocol.messages import (
     Adapter,
     Excerpt,
@@ -57,7 +58,7 @@ class RolloutActor(Alive):
 
     def facts(self) -> dict[str, str]:
         """Return the facts that decide the actor's bits, except the device's, before it has loaded anything."""
-        return library_facts()
+        return library_facts() | file_digests(self._config.own_functions)
 
     def first_adapter(self) -> Adapter:
         """Copy the adapter of iteration 0, before the first request."""
@@ -120,6 +121,7 @@ class RolloutPool:
         )
         self._nodes = nodes
         self._facts: dict[str, str] = {}
+        self._files = file_digests(config.own_functions)
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
         resources = ray_options(cluster.rollout.reserved)
 
@@ -191,7 +193,8 @@ class RolloutPool:
         actor, joining = member.handle, f"one on node {member.node}"
         self._nodes.joined(actor, member.node_id)
         facts = await self._answer(actor.facts.remote())
-        require_same_facts(library_facts(), facts, joining=joining, role="rollout actors and the driver")
+        driver = library_facts() | self._files
+        require_same_facts(driver, facts, joining=joining, role="rollout actors and the driver")
         facts = await self._answer(actor.prepare.remote())
         self._facts = self._facts or facts
         require_same_facts(self._facts, facts, joining=joining, role="rollout actors")

@@ -50,11 +50,12 @@ def methods(is_json: IsJson = False) -> None:
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")] = Path("mine"),
+    has_credit: Annotated[bool, typer.Option("--credit", help="Write a credit rule too.")] = False,
 ) -> None:
-    """Write a commented preset, a scorer and prompt files as a start for your own run."""
+    """Write a commented preset, a reward and prompt files as a start for your own run."""
     from deploy.starter.start import write_starter
 
-    for path in write_starter(folder):
+    for path in write_starter(folder, has_credit=has_credit):
         typer.echo(path)
     typer.echo(f"next: flowcredit train {folder / 'run.yaml'} --dry-run, then without --dry-run")
 

@@ -179,7 +179,7 @@ def _dry_run(
     if held and not missing_model:
         require_same_run(held, config)
         typer.echo(f"{held} already holds this run; training would resume it")
-    typer.echo(f"{len(inputs.prompts)} prompts to train on, {len(inputs.heldout)} held out")
+    typer.echo(f"{len(inputs.prompts)} prompts to train on, {len(inputs.heldout)} held out; {config.mixture}")
     for _, message in (*concerns(config, inputs), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
     if (config.model.path, config.model.tiny_decoder) != asked:

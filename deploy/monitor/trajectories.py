@@ -115,7 +115,9 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     return TrajectoryRecord(
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
-        group_mean=rounded(np.nanmean(credit.rewards[:, -1])) if np.isfinite(credit.rewards[:, -1]).any() else None,
+        group_mean=rounded(float(np.nanmean(credit.rewards[:, -1])))
+        if np.isfinite(credit.rewards[:, -1]).any()
+        else None,
         steps=steps,
         skipped=list(excerpt.skipped),
         width=width,

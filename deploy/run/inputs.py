@@ -9,11 +9,10 @@ from flow.models.completed import require_revisions
 from flow.models.located import Located, locate
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
-from protocol.config.credit import is_own
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
 from protocol.messages import Prompt
-from protocol.prompts import overlap, read_prompts
+from protocol.prompts import as_table, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
 
@@ -47,17 +46,19 @@ def check_inputs(config: RunConfig, *, is_local: bool) -> Inputs:
 
 
 def read_inputs(config: RunConfig) -> Inputs:
-    """Check model folder, sizes of images, trackers, credit rule and prompt files.
+    """Check model folder, sizes of images, trackers, own functions and prompt files.
 
     Raises:
         InputError: one of them cannot be used.
     """
     model = _checked_model(config)
     check_trackers(config.status.trackers)
-    if is_own(config.credit.rule):
+    if config.own_functions:
         from learner.credit.rules import require_rule
+        from learner.update.own import require_objective
 
         require_rule(config.credit)
+        require_objective(config.learner)
     return Inputs(read_prompts(config.data, config.data.train), _heldout(config), model)
 
 
@@ -149,7 +150,17 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
 
     if both := overlap(inputs.prompts, inputs.heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
+    for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
+        if table := as_table(each):
+            yield "PromptsPlain", f"{name} looks like a table, and {table}: keep its column of prompts"
     model = config.model
+    negative = [prompt.negative for prompt in inputs.all_prompts if prompt.negative.strip()]
+    if negative and model.guidance <= 1:
+        yield (
+            "NegativePrompts",
+            f"{len(negative)} negative prompts, such as {shown(negative[0])}, do nothing at model.guidance"
+            f" {model.guidance:g}: raise it above 1, or leave them out",
+        )
     if sign := inputs.model.sign_of_distillation:
         yield (
             "BaseModel",
@@ -167,11 +178,11 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
         )
     limit, longer = overlong(inputs.model, [prompt.text for prompt in inputs.all_prompts])
     if longer:
-        shown = ", ".join(repr(text if len(text) <= 60 else f"{text[:60]}…") for text in longer[:3])
         yield (
             "PromptsFit",
             f"{len(longer)} prompts are longer than the text encoder's {limit} tokens and are cut off, such as"
-            f" {shown}: shorten them, or raise model.max_sequence_length if the model uses it",
+            f" {', '.join(map(shown, longer[:3]))}: shorten them, or raise model.max_sequence_length if the model uses"
+            " it",
         )
 
 

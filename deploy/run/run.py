@@ -146,7 +146,7 @@ def _run(prepared: PreparedRun) -> Outcome:
         if start >= config.iterations:
             say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
     if start < config.iterations or start not in run.evaluation_scores():
-        say("starting " + ("in this process" if prepared.is_local else "on Ray"))
+        say("starting " + ("in this process" if prepared.is_local else "on Ray") + f"; {config.mixture}")
         for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if prepared.is_local else _cluster(prepared, journal):
@@ -224,15 +224,10 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
 
 
 def _change(run: RunFolder, last: int) -> str:
-    ends = next(
-        (
-            [line.get(f"heldout_change/{end}") for end in ("low", "high")]
-            for line in reversed(run.lines())
-            if line["iteration"] == last and "evaluation/score" in line
-        ),
-        [None],
-    )
-    return "" if None in ends else change_words(*ends)
+    lines = (line for line in reversed(run.lines()) if line["iteration"] == last and "evaluation/score" in line)
+    line = next(lines, {})
+    low, high = (line.get(f"heldout_change/{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else change_words(low, high)
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

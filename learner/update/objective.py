@@ -17,8 +17,10 @@ from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.ema import ReferenceAdapter
 from learner.update.micro_batches import MicroBatch
+from learner.update.own import PolicyStep, own_loss
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
+from protocol.ground.import_path import is_path
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,17 @@ class Objective:
         """Return loss, ratio and whether each pair has left the trust region."""
         config = self.config
         log_ratio = transition.log_prob(micro_batch.next_latents) - micro_batch.old_log_prob
+        if is_path(config.objective):
+            step = PolicyStep(
+                k=micro_batch.k,
+                step_size=self.policy.step_size(micro_batch.k),
+                mean=transition.mean,
+                std=transition.std,
+                next_latents=micro_batch.next_latents,
+                config=config,
+            )
+            loss, ratio = own_loss(config.objective, log_ratio, micro_batch.advantages, step), log_ratio.exp()
+            return loss, ratio, (ratio.detach() - 1).abs() > config.clip_range
         if config.objective == "masked":
             old = Transition(mean=self._old_mean(micro_batch), std=transition.std)
             divergence = old.kl(transition)

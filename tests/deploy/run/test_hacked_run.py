@@ -22,8 +22,8 @@ HACKED = [
     "group.shard=8",
     "group.per_iteration=2",
     "data.tags=[colors]",
-    "rewards={red: {scorer: 'benchmarks.scorers:Redness'}, mild: {scorer: 'tests.support.rewards.judges:Mild', use: "
-    "evaluate, args: {at: 0.06}}}",
+    "rewards={geneval: null, red: {scorer: 'benchmarks.scorers:Redness'},"
+    " mild: {scorer: 'tests.support.rewards.judges:Mild', use: evaluate, args: {at: 0.06}}}",
     "evaluation={every: 1, images_per_prompt: 2, steps: 2, component: red}",
     "checkpoint={every: 100, keep: 1}",
     "guards.hacking=stop",

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,12 @@ def test_a_held_out_tag_cannot_take_the_name_of_another_number(tiny_config: Any,
     heldout.write_text(lines[0])
     config = tiny_config(**held, data={"train": str(train), "heldout": str(heldout)})
     assert len(check_inputs(config, is_local=True).heldout) == 1, "a tag of training names no metric"
+
+
+def test_a_negative_prompt_that_cannot_act_and_a_table_are_named(tiny_config: Any) -> None:
+    prompts = [Prompt(index=index, text=f"{index}\ta cat", negative="blurry") for index in range(2)]
+    inputs = replace(check_inputs(tiny_config(), is_local=True), prompts=prompts, heldout=[])
+    said = dict(concerns(tiny_config(), inputs))
+    assert "2 negative prompts, such as 'blurry', do nothing at model.guidance 1" in said["NegativePrompts"]
+    assert "data.train looks like a table" in said["PromptsPlain"]
+    assert "NegativePrompts" not in dict(concerns(tiny_config(model={"guidance": 4.5}), inputs))
