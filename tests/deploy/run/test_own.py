@@ -51,7 +51,7 @@ def test_a_run_earns_and_learns_what_the_functions_of_the_page_say(
     run_training(config, folder=tmp_path / "run", is_local=True, progress=Progress(Console()))
     assert "reward = 1.0 red" in capsys.readouterr().out
     trained = metrics_of(tmp_path / "run")
-    gains = [trained[f"gain/step_{k}_abs_mean"] for k in range(3)]
+    gains = [trained[f"step_reward/step_{k}_abs_mean"] for k in range(3)]
     assert gains[:2] == [0.0, 0.0]
     assert gains[2] > 0
     (digest,) = set(file_digests({"": "./mine.py:late"}).values())
