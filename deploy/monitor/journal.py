@@ -156,7 +156,7 @@ class RunJournal:
             first = next(iter(read_heldout(self._run.path)), now)
             if first.iteration < iteration and why_unpaired(first, now) is None:
                 found = paired_difference([first], [now])
-                return found and (found.low, found.high)
+                return (found.low, found.high) if found else None
         return None
 
     def _append(self, line: Metrics) -> None:

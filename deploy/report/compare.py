@@ -190,9 +190,10 @@ def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
     for kind in (ALL, *dict.fromkeys(first.tags)):
         tag = None if kind == ALL else kind
         scores = [[score_of(held, tag) for held in side] for side in (firsts, seconds)]
-        means = [float(np.mean(side)) for side in scores if None not in side]
-        if len(means) < 2:
+        known = [[score for score in side if score is not None] for side in scores]
+        if known != scores:
             continue
+        means = [float(np.mean(side)) for side in known]
         rows.append(
             Heldout(
                 kind=kind,
