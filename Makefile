@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 
 # What a change is tried with first: mathematics, config, credit, the loop and a tiny whole run.
 quick: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -q tests/flow/maths tests/protocol/config tests/learner/credit tests/learner/loop tests/deploy/run/test_own_rule.py
+	$(VENV)/bin/python -m pytest -q tests/flow/maths tests/protocol/config tests/learner/credit tests/learner/loop tests/deploy/run/test_own.py
 
 # Three at a time on two cores: tests wait for a quarter of their time.
 test: $(VENV)/installed
@@ -28,6 +28,7 @@ gpu-test: $(VENV)/installed
 
 docs: $(VENV)/documented
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/properdocs build --quiet
+	@echo "the site is in site/: open site/index.html, or $(VENV)/bin/python -m http.server --directory site"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -17,6 +17,7 @@ from flow.device import computing_facts, library_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
+from protocol.ground.import_path import file_digests
 from protocol.messages import (
     Adapter,
     Excerpt,
@@ -57,7 +58,7 @@ class RolloutActor(Alive):
 
     def facts(self) -> dict[str, str]:
         """Return the facts that decide the actor's bits, except the device's, before it has loaded anything."""
-        return library_facts()
+        return library_facts() | file_digests(self._config.own_functions)
 
     def first_adapter(self) -> Adapter:
         """Copy the adapter of iteration 0, before the first request."""
@@ -86,12 +87,8 @@ class RolloutActor(Alive):
         """Cut out the first members of a shard of any actor, with small images.
 
         Args:
-            rollout: the shard.
             images: its images uint8 [I, H, W, 3].
             members: M, how many trajectories; all if there are fewer.
-
-        Returns:
-            M trajectories.
         """
         return excerpt_of(rollout, images, members=members)
 
@@ -112,7 +109,6 @@ class RolloutPool:
         Args:
             config: its section `cluster` sets the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
-            sink: receives an event for every failure.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
             actor_class: class of the actors; a simulation has its own.
         """
@@ -125,6 +121,7 @@ class RolloutPool:
         )
         self._nodes = nodes
         self._facts: dict[str, str] = {}
+        self._files = file_digests(config.own_functions)
         self._newest: deque[tuple[Adapter, ray.ObjectRef[Any]]] = deque(maxlen=config.held_adapters)
         resources = ray_options(cluster.rollout.reserved)
 
@@ -141,7 +138,7 @@ class RolloutPool:
             restart_window_s=cluster.restart_window_s,
             patience_s=cluster.rollout.timeout_s,
             depth=AHEAD,
-            on_failure=failure_reporter("rollout", nodes, sink),
+            report_failure=failure_reporter("rollout", nodes, sink),
         )
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
@@ -181,23 +178,23 @@ class RolloutPool:
 
     async def rest(self) -> None:
         """Let every actor keep its weights in host memory until its next request."""
-        await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor=actor))
+        await self.pool.on_every_member(lambda actor: self._answer(actor.rest.remote(), actor=actor))
 
     async def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0, before anything is published."""
         return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor=actor))
 
     async def publish(self, adapter: Adapter) -> None:
         """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""
         self._newest.append((adapter, ray.put(adapter)))
-        await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
+        await self.pool.on_every_member(lambda actor: self._bring(actor, *self._newest[-1]))
 
     async def _prepare(self, member: Member) -> None:
         """Load the model, and compare the facts that decide the bits with the driver's and the first actor's."""
         actor, joining = member.handle, f"one on node {member.node}"
         self._nodes.joined(actor, member.node_id)
         facts = await self._answer(actor.facts.remote())
-        require_same_facts(library_facts(), facts, joining=joining, role="rollout actors and the driver")
+        driver = library_facts() | self._files
+        require_same_facts(driver, facts, joining=joining, role="rollout actors and the driver")
         facts = await self._answer(actor.prepare.remote())
         self._facts = self._facts or facts
         require_same_facts(self._facts, facts, joining=joining, role="rollout actors")

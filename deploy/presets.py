@@ -6,10 +6,14 @@ Each of these layers overrides the ones before it: the defaults, the method's `s
 `identity`, the overrides. A file that names a method itself overrides that method; an override `method=NAME` replaces
 the file's method.
 
+In a file, `here://train.txt` is a path relative to the file's own folder; other relative paths start in the working
+folder.
+
 A file may extend another preset: `base: toy_geneval`, or `base: other.yaml`, a path relative to the file's own folder.
 It then holds only the differences. A method that it names replaces the methods of the files that it extends.
 
-A reward is removed with null: `rewards.pickscore=null`.
+`rewards` adds to the rewards of the layers below, in a file and as an override. A reward is removed with null:
+`rewards.pickscore=null`.
 
 A method is a published algorithm that can be applied to any preset. Its file says what it changes: `about` is a
 sentence with its source; `identity` holds the keys that define the method, which override a preset; `settings` is the
@@ -33,7 +37,10 @@ if TYPE_CHECKING:
     from protocol.config.run import RunConfig
 
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
-METHOD, BASE = "method", "base"
+METHOD, BASE, REWARDS = "method", "base", "rewards"
+HERE = "here://"
+WORDS: Mapping[object, str] = {"ppo": "flow_grpo", "grpo": "flow_grpo", "ddpo": "flow_grpo", "nft": "diffusion_nft"}
+"""Methods by the words of other programs."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """Texts `key=value`, or values by dotted key."""
 
@@ -75,7 +82,10 @@ def load_config(preset: str | Path, *, overrides: Overrides = ()) -> "RunConfig"
     for _, layer in layers:
         tree = _apply(tree, layer)
     for key, value in assignments:
-        _assign(tree, key, value)
+        if key == REWARDS and isinstance(value, dict):
+            tree = _apply(tree, {key: value})
+        else:
+            _assign(tree, key, value)
     return parse_config(tree)
 
 
@@ -89,8 +99,9 @@ def sources(preset: str | Path, *, overrides: Overrides = ()) -> dict[str, str]:
 
     layers, assignments = _layers(preset, overrides)
     found = {key: source for source, layer in layers for key in flatten(layer)}
-    for key, value in assignments:  # each replaces a whole section
-        found = {each: source for each, source in found.items() if not each.startswith(f"{key}.")}
+    for key, value in assignments:  # each replaces a whole section, except `rewards`
+        if key != REWARDS:
+            found = {each: source for each, source in found.items() if not each.startswith(f"{key}.")}
         found |= dict.fromkeys(flatten({key: value}), "override")
     return found
 
@@ -110,7 +121,7 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     path = find_preset(preset)
     found: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        tree = read_tree(path)
+        tree = _at_home(read_tree(path), path.parent)
         base = tree.pop(BASE, None)
         found.insert(0, (path, tree))
         if base is None:
@@ -124,6 +135,16 @@ def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
             raise ConfigError(
                 f"{BASE} in {found[0][0]} must lead to a preset that extends none, got a circle at {path}"
             )
+
+
+def _at_home(value: Any, folder: Path) -> Any:
+    """Replace `here://` at the start of every text of a file by the folder that holds the file."""
+    if isinstance(value, dict):
+        return {key: _at_home(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_at_home(each, folder) for each in value]
+    is_here = isinstance(value, str) and value.startswith(HERE)
+    return os.fspath(folder / value.removeprefix(HERE)) if is_here else value
 
 
 def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
@@ -208,7 +229,8 @@ def read_method(name: object) -> dict[str, Any]:
             raise ConfigError(
                 f"method must be a name, got the file {name}: give a file with `method: NAME` as the preset"
             )
-        raise ConfigError(f"unknown method {name!r}: {suggest(str(name), method_names())}")
+        remedy = f"write method={WORDS[name]}" if name in WORDS else suggest(str(name), method_names())
+        raise ConfigError(f"unknown method {name!r}: {remedy}")
     own = read_tree(METHODS / f"{name}.yaml")
     under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
     parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}

@@ -6,12 +6,12 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from flowcredit.start import ROOT, homes
+from flowcredit.packages import ROOT, homes
 
 CODE = "flowcredit's code"
 """Name of `code_digest` among the facts that the processes of a role must share."""
 COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
-"""Those of `flowcredit.start.PACKAGES` that decide what is generated, scored and learnt."""
+"""Those of `flowcredit.packages.PACKAGES` that decide what is generated, scored and learnt."""
 
 
 @cache

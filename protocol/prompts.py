@@ -17,8 +17,8 @@ from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
+from protocol.ground.resources import resolve
 from protocol.messages import Prompt
-from protocol.resources import resolve
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
@@ -45,7 +45,21 @@ def check_each(prompts: Iterable[Prompt], check: Callable[[Prompt], object]) -> 
         try:
             check(prompt)
         except PromptError as error:
-            raise PromptError(f"prompt line {prompt.index + 1} ({prompt.text!r}): {error}") from None
+            raise PromptError(f"prompt line {prompt.index + 1} ({shown(prompt.text)}): {error}") from None
+
+
+def shown(text: str) -> str:
+    """Quote a prompt for a message; of a long one its beginning."""
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def as_table(prompts: Sequence[Prompt]) -> str | None:
+    """Say that prompts look like rows of a table, whose cells a tab or `|` separates; None if they do not."""
+    for name, mark in (("tab", "\t"), ("|", "|")):
+        counts = {prompt.text.count(mark) for prompt in prompts}
+        if len(prompts) > 1 and len(counts) == 1 and counts != {0}:
+            return f"every line holds a {name}, such as {shown(prompts[0].text)}"
+    return None
 
 
 def require_unicode(text: str, what: str) -> None:
@@ -64,7 +78,9 @@ def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
     """Say how many held-out prompts are trained on too; their scores measure memory. None if there are none."""
     trained = {prompt.text for prompt in train}
     both = [prompt.text for prompt in heldout if prompt.text in trained]
-    return f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {both[0]!r}" if both else None
+    return (
+        f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {shown(both[0])}" if both else None
+    )
 
 
 def _read(path: Path, negative: str) -> list[Prompt]:
@@ -132,6 +148,7 @@ def _json_line(line: str, index: int, where: str, negative: str) -> Prompt:
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
         raise PromptError(f"{where}: a line must be a JSON object with a text under `prompt`, got {line[:60]!r}")
     negative = fields.get("negative_prompt", negative)
+    negative = "" if negative is None else negative
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     require_unicode(json.dumps(fields, ensure_ascii=False), f"{where}: a line")

@@ -18,11 +18,13 @@ CONDITIONS = {
     "LocalSettings": "`--local` follows every setting of the rewards. Otherwise the named ones have no effect.",
     "MetricsWritten": "`metrics.jsonl` can be written. Otherwise its lines are kept in memory and written later.",
     "NativeSize": "Images have the model's own size or more. Otherwise larger ones may show grids after training.",
+    "NegativePrompts": "Negative prompts take effect. At `model.guidance` 1 there is no branch for them.",
     "OneWriter": "No other process has taken the run over. Otherwise this process ends without writing.",
     "PageServed": "The page of the run is served on loopback.",
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
+    "PromptsPlain": "A prompt file holds prompts, not rows of a table. Otherwise other cells are part of the prompts.",
     "SameVersions": "Code and libraries are those of the checkpoint. Otherwise results may differ.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
@@ -40,7 +42,6 @@ class StatusSink(Protocol):
 
         Args:
             type: what the condition is about, such as `ClusterFits`; there is one condition of a type.
-            holds: whether it holds.
             reason: one word in CamelCase, for programs.
             message: one line for people.
         """

@@ -4,10 +4,13 @@ All times are seconds since 1970 (UTC); numbers that are not known or not finite
 changes its meaning or goes; readers ignore fields they do not know.
 """
 
+import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from protocol.errors import plain
 
 SCHEMA = 1
 """Version of the documents of this file."""
@@ -31,6 +34,24 @@ class Document(BaseModel):
     """Base of all documents."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """Read a document that another program wrote, all its texts as `plain` ones.
+
+        Raises:
+            ValueError: it is none.
+            RecursionError: it is nested too deeply.
+        """
+        return cls.model_validate(_plain(json.loads(text)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {plain(key): _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class Condition(Document):
@@ -98,6 +119,8 @@ class PoolStatus(Document):
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
     """False in a run with `--local`, and for the bundles of `cluster.layout: colocated`."""
+    held_for: str = ""
+    """The role without an actor to which it leaves the room of the cluster meanwhile."""
     trouble: str = ""
     """Why it has not reached the desired size, or why it is paused."""
 

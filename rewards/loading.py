@@ -4,31 +4,31 @@
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 from protocol.errors import FlowcreditError, ScorerError, line_in, named_line, suggest
-from protocol.import_path import find_class, foreign_file
+from protocol.ground.import_path import find_class, foreign_file
+
+Finder = Callable[[str], type]
+"""Finds the class at an import path."""
 
 
-def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> Any:
+def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class) -> Any:
     """Import the class at `path` and construct it.
 
     Args:
         path: `package.module:Class`.
-        args: keyword arguments of the constructor.
         extra: the optional dependency group that installs what the class needs, for the error message.
-
-    Returns:
-        The object.
+        find: finds the class.
 
     Raises:
         ConfigError: no such module or class.
         ScorerError: a library is not installed, or the constructor raises.
     """
-    cls = load_class(path, args=args, extra=extra)
+    cls = load_class(path, args=args, extra=extra, find=find)
     with explained(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
         try:
             return cls(**args)
@@ -37,19 +37,16 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
             raise ScorerError(f"{path} does not accept the arguments {dict(args)}: {error}{where}") from error
 
 
-def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) -> type:
+def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class) -> type:
     """Import the class at `path` and check that its constructor takes the keyword arguments `args`.
 
     Args:
         path: `package.module:Class`.
-        args: keyword arguments of the constructor; only their names are checked.
         extra: dependency group that installs its libraries, for the error message.
-
-    Returns:
-        The class.
+        find: finds the class.
     """
     with explained(f"{path} cannot be imported", path, extra):
-        cls = find_class(path)
+        cls = find(path)
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -63,18 +60,19 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None) 
     return cls
 
 
-def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None) -> None:
+def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class) -> None:
     """Call the static method `ready(**args)` of a class, if it has one: it checks libraries, weights and servers.
 
     Args:
         path: `package.module:Class`.
         args: keyword arguments of the constructor, which is not called.
         extra: the optional dependency group that installs what the class needs, for the error message.
+        find: finds the class.
 
     Raises:
         ScorerError: a library, weights or a server are missing; or see `load_class`.
     """
-    ready = getattr(load_class(path, args=args, extra=extra), "ready", None)
+    ready = getattr(load_class(path, args=args, extra=extra, find=find), "ready", None)
     if ready is not None:
         with explained(f"{path} is not ready", path, extra):
             ready(**args)
@@ -91,12 +89,8 @@ def explained(failure: str, path: str, extra: str | None = None) -> Iterator[Non
     """Turn all that foreign code raises in the block, and its exit, into one line.
 
     Args:
-        failure: begins the line.
         path: `package.module:Class` of the foreign code.
         extra: the optional dependency group that installs what it needs.
-
-    Yields:
-        Nothing.
 
     Raises:
         ScorerError: the code raised, exited, or needs a library that is not installed.

@@ -19,9 +19,10 @@ import numpy as np
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, ScorerError, breaks_gpu, line_in, named_line, suggest
-from protocol.import_path import foreign_module
+from protocol.ground.import_path import find_either, foreign_module, is_path
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
+from rewards.function import scorer_class
 from rewards.loading import build_from_path, explained, load_class
 from rewards.scores import joined, split
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 class Scorer(Protocol):
     """Scores images. Each reward actor constructs it once; heavy imports belong in the constructor.
+
+    A plain function is a scorer too: `rewards.function`.
 
     A static method `ready(**args)` is optional: with the constructor's arguments it raises ScorerError before a run if
     weights or a server are missing, and loads nothing.
@@ -64,8 +67,6 @@ class Scorer(Protocol):
 
         Args:
             images: uint8 [B, H, W, 3], read-only.
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
 
         Returns:
             B scores within [low, high].
@@ -104,14 +105,14 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
 
     Raises:
         ScorerError: unknown name, wrong path, missing library, wrong arguments, or a class that is not a scorer.
     """
     path, extra = _registered(spec)
-    return CheckedScorer(build_from_path(path, args=args, extra=extra))
+    return CheckedScorer(build_from_path(path, args=args, extra=extra, find=_class_at))
 
 
 def scorer_of(reward: RewardConfig) -> "CheckedScorer":
@@ -133,16 +134,15 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
-        prompts: the prompts of the run.
 
     Raises:
         ScorerError: see `build_scorer`; or its `check` raises something else.
         InputError: a prompt cannot be scored.
     """
     path, extra = _registered(spec)
-    cls = load_class(path, args=args, extra=extra)
+    cls = load_class(path, args=args, extra=extra, find=_class_at)
     is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
     checker = cls if is_static else build_scorer(spec, **args)
     with explained(f"{path} cannot check the prompts", path, extra):
@@ -156,19 +156,24 @@ def require_ready(spec: str, args: Mapping[str, Any]) -> None:
         ScorerError: one is missing; or see `build_scorer`.
     """
     path, extra = _registered(spec)
-    loading.require_ready(path, args, extra)
+    loading.require_ready(path, args, extra, find=_class_at)
 
 
 def components_of(spec: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the components that a scorer's class declares as `components`; None if it declares none."""
     path, extra = _registered(spec)
-    return getattr(load_class(path, args=args, extra=extra), "components", None)
+    return getattr(load_class(path, args=args, extra=extra, find=_class_at), "components", None)
+
+
+def _class_at(path: str) -> type:
+    found = find_either(path)
+    return found if isinstance(found, type) else scorer_class(found)
 
 
 def _registered(spec: str) -> Registered:
-    if ":" not in spec and spec not in SCORERS:
+    if not is_path(spec) and spec not in SCORERS:
         raise ScorerError(
-            f"a scorer must be a known name, folder/file.py:Class or package.module:Class, got {spec!r}:"
+            f"a scorer must be a known name, folder/file.py:name or package.module:name, got {spec!r}:"
             f" {suggest(spec, SCORERS)}"
         )
     return SCORERS.get(spec, Registered(spec))
@@ -197,7 +202,6 @@ class CheckedScorer:
         """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check that all prompts can be scored."""
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -205,11 +209,6 @@ class CheckedScorer:
 
         Args:
             images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
-
-        Returns:
-            B scores that keep the contract.
 
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
@@ -348,11 +347,7 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
 
     Args:
         scorer: called once for each size of images.
-        pieces: at least one.
         images: each piece's whole array, uint8 [I, H, W, 3].
-
-    Returns:
-        The scores of all pieces in their order.
     """
     chosen = [array[list(piece.rows)] for piece, array in zip(pieces, images, strict=True)]
     by_size: dict[tuple[int, ...], list[int]] = {}

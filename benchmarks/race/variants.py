@@ -18,15 +18,18 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
     "geneval": ("evaluation.images_per_prompt=24",),
     # Training uses the detector's confidence; the evaluation uses the strict verdict.
     "graded": (
-        "rewards={geneval: {scorer: 'benchmarks.scorers:GradedGenEval'}}",
+        "rewards.geneval.scorer=benchmarks.scorers:GradedGenEval",
         "evaluation.images_per_prompt=24",
     ),
     "pickscore": (
-        "rewards={pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
+        "rewards={geneval: null, pickscore: {scorer: pickscore, args: {model: 'pkg://toyworld/clip', batch: 32}}}",
         "evaluation.component=pickscore",
         "data.tags=[single_object, colors]",
     ),
-    "redness": ("rewards={redness: {scorer: 'benchmarks.scorers:Redness'}}", "evaluation.component=reward"),
+    "redness": (
+        "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}",
+        "evaluation.component=reward",
+    ),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 METHODS = (

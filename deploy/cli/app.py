@@ -19,8 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
 from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import STOPPED, VERSION
-from protocol.errors import FlowcreditError, InputError, reason_of
+from flowcredit.packages import VERSION
+from protocol.errors import FlowcreditError, InputError, reason_of, said
 
 CONTINUES = "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
@@ -28,35 +28,46 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that this user cannot use, such as a run in another user's private folder."""
 USAGE: Any = typer.BadParameter.__base__
 """What typer raises for words that a command does not take; it has no public name."""
-COMMANDS = {
-    "demo": (training.demo, ""),
-    "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
-    "init": (configs.init, "mine"),
-    "config": (configs.config, "toy_geneval method=tp_grpo group.size=16"),
-    "presets": (configs.presets, ""),
-    "methods": (configs.methods, "--json"),
-    "scorers": (rewards.scorers, ""),
-    "serve": (status.serve, "runs"),
-    "status": (status.status, "runs/mine --watch"),
-    "pause": (status.pause, "runs/mine"),
-    "resume": (status.resume, "runs/mine"),
-    "checkpoint": (status.checkpoint, "runs/mine"),
-    "scale": (status.scale, "runs/mine rollout 3"),
-    "stop": (status.stop, "runs/mine"),
-    "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
-    "compare": (reports.compare, "runs/tree_0 runs/tree_1 -- runs/flow_0 runs/flow_1"),
-    "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
-    "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
-    "export": (models.export, "runs/mine merged/"),
-    "submit": (jobs.submit, "toy_geneval --run mine --address http://HEAD:8265"),
-    "fetch": (jobs.fetch, "mine --address http://HEAD:8265"),
-    "serve-rewards": (rewards.serve_rewards, "ocr pickscore --host 0.0.0.0 --token-file token"),
-    "calibrate-noise": (configs.calibrate_noise, "toy_geneval --out calibrated.yaml"),
-    "encode": (models.encode, "sd35_pickscore model.embedding_cache=runs/embeddings"),
-    "doctor": (checks.doctor, "toy_geneval"),
-    "verify": (checks.verify, "runs/mine"),
+GROUPS: dict[str, dict[str, tuple[Any, str]]] = {
+    "Train": {
+        "demo": (training.demo, ""),
+        "train": (training.train, "toy_geneval --run runs/mine seed=3 group.size=16"),
+        "init": (configs.init, "mine"),
+        "config": (configs.config, "toy_geneval method=tp_grpo group.size=16"),
+        "presets": (configs.presets, ""),
+        "methods": (configs.methods, "--json"),
+        "scorers": (rewards.scorers, ""),
+    },
+    "Look": {
+        "serve": (status.serve, "runs"),
+        "status": (status.status, "runs/mine --watch"),
+        "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
+        "compare": (reports.compare, "runs/tree_0 runs/tree_1 -- runs/flow_0 runs/flow_1"),
+        "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
+        "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
+        "export": (models.export, "runs/mine merged/"),
+    },
+    "Control": {
+        "pause": (status.pause, "runs/mine"),
+        "resume": (status.resume, "runs/mine"),
+        "checkpoint": (status.checkpoint, "runs/mine"),
+        "scale": (status.scale, "runs/mine rollout 3"),
+        "stop": (status.stop, "runs/mine"),
+    },
+    "Cluster": {
+        "submit": (jobs.submit, "toy_geneval --run mine --address http://HEAD:8265"),
+        "fetch": (jobs.fetch, "mine --address http://HEAD:8265"),
+        "serve-rewards": (rewards.serve_rewards, "ocr pickscore --host 0.0.0.0 --token-file token"),
+    },
+    "Tools": {
+        "doctor": (checks.doctor, "toy_geneval"),
+        "verify": (checks.verify, "runs/mine"),
+        "encode": (models.encode, "sd35_pickscore model.embedding_cache=runs/embeddings"),
+        "calibrate-noise": (configs.calibrate_noise, "toy_geneval --out calibrated.yaml"),
+    },
 }
-"""All commands by name, in the order of `flowcredit --help`, each with the arguments of an example."""
+"""All commands by name, in the groups and the order of `flowcredit --help`, each with the arguments of an example."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 class Command(TyperCommand):
@@ -102,7 +113,19 @@ def _usage_in_one_line(ctx: Any) -> Iterator[None]:
     except USAGE as error:
         where = error.ctx.command_path if error.ctx else ctx.command_path
         said = " ".join(error.format_message().split()).rstrip(".")
-        raise InputError(f"{said} (see `{where} --help`)") from None
+        raise InputError(f"{said} ({_as_key(error) or f'see `{where} --help`'})") from None
+
+
+def _as_key(error: Any) -> str:
+    """Say how a config key is written that was given as an option; empty if none is meant."""
+    from protocol.config.parse import WORDS
+    from protocol.config.reference import sections
+
+    word = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    known = [key.key for section in sections() for key in section.keys]
+    meant = [key for key in known if word and word in (key, key.rpartition(".")[2])]
+    keys = [word] if word in known else list(WORDS.get(word, meant))
+    return f"keys of the config have no dashes: write {' or '.join(f'{key}=…' for key in keys[:3])}" if keys else ""
 
 
 app = typer.Typer(
@@ -123,9 +146,10 @@ def about(
         raise typer.Exit
 
 
-for name, (command, words) in COMMANDS.items():
-    kind = TwoGroups if name == "compare" else Command
-    app.command(name, cls=kind, epilog=f"Example: flowcredit {name} {words}".rstrip())(command)
+for panel, commands in GROUPS.items():
+    for name, (command, words) in commands.items():
+        kind, example = TwoGroups if name == "compare" else Command, f"Example: flowcredit {name} {words}".rstrip()
+        app.command(name, cls=kind, epilog=example, rich_help_panel=panel)(command)
 
 
 def main() -> None:
@@ -161,9 +185,9 @@ def _main() -> None:
 
 def _stopped() -> str:
     is_training = sys.argv[1:2] and sys.argv[1] in TRAINING and "--dry-run" not in sys.argv
-    return STOPPED + (CONTINUES if is_training else "")
+    return "stopped at once" + (CONTINUES if is_training else "")
 
 
 def _end(message: str, code: int) -> None:
-    typer.echo(f"flowcredit: {message}", err=True)
+    typer.echo(f"flowcredit: {said(message)}", err=True)
     sys.exit(code)

@@ -34,7 +34,8 @@ def doctor(
         raise ConfigError("--measure needs a preset whose model is measured, got none: name one, such as sd35_geneval")
     config = load_config(preset, overrides=overrides or []) if preset else None
     findings = examine(Question(config=config, run=run, measures=measures))
-    _show(findings, lambda row: row["verdict"], is_json=is_json)
+    worst_first = sorted(findings, key=lambda each: -list(MARKS).index(each.verdict))
+    _show(iter(worst_first), lambda row: row["verdict"], is_json=is_json)
 
 
 def verify(run: RunFolder, is_json: IsJson = False) -> None:

@@ -50,11 +50,12 @@ def methods(is_json: IsJson = False) -> None:
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")] = Path("mine"),
+    has_credit: Annotated[bool, typer.Option("--credit", help="Write a credit rule too.")] = False,
 ) -> None:
-    """Write a commented preset, a scorer and prompt files as a start for your own run."""
+    """Write a commented preset, a reward and prompt files as a start for your own run."""
     from deploy.starter.start import write_starter
 
-    for path in write_starter(folder):
+    for path in write_starter(folder, has_credit=has_credit):
         typer.echo(path)
     typer.echo(f"next: flowcredit train {folder / 'run.yaml'} --dry-run, then without --dry-run")
 
@@ -69,12 +70,12 @@ def calibrate_noise(
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import calibrated_config, require_writable
-    from protocol.files import write_whole, writing
+    from protocol.ground.files import write_whole, writing
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
-    found, _ = check_inputs(config, is_local=True)
-    calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
+    inputs = check_inputs(config, is_local=True)
+    calibrated = calibrated_config(config, inputs.prompts, typer.echo, rounds=rounds, prompts_per_round=prompts)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     with writing(out, "--out"):
         write_whole(out, calibrated.to_yaml())

@@ -20,7 +20,7 @@ def generate(
     negative: Annotated[
         str, typer.Option(help="Negative prompt, if model.guidance is above 1; default: data.negative.")
     ] = "",
-    count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of images of each prompt.")] = 4,
+    count: Annotated[int, typer.Option(min=1, max=1_000, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Euler steps; default: evaluation.steps.")

@@ -27,7 +27,7 @@ from deploy.presets import load_config, preset_names, sources
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deploy.report.account import Peak
+    from deploy.report.account import MfuPeak
     from deploy.tools.evaluate import Assessed
     from protocol.config.run import RunConfig
 
@@ -54,16 +54,16 @@ def report(
         typer.echo(path)
 
 
-def _peak(tflops: float) -> "Peak":
-    from deploy.report.account import Peak
+def _peak(tflops: float) -> "MfuPeak":
+    from deploy.report.account import MfuPeak
     from deploy.tools.estimate import estimate
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     def operations(config: "RunConfig") -> tuple[float, float]:
         counts = estimate(completed_for_estimate(config)[0]).evaluations
         return counts.forward_flops, counts.gradient_flops
 
-    return Peak(tflops=tflops, operations=operations)
+    return MfuPeak(tflops=tflops, operations=operations)
 
 
 def compare(

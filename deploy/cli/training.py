@@ -69,7 +69,7 @@ def train(
     Without a preset, the run's own config is used, so its overrides need not be repeated.
     """
     folder = run and placed(run)
-    source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
+    source, words = source_and_words(preset, overrides, folder, "or --run with a run to resume")
     config = load_config(source, overrides=words)
     rate = _rate(tflops, card)
     if is_dry:
@@ -164,11 +164,11 @@ def _dry_run(
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
     from deploy.tools.scoring import scoring_lines
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
     config, missing_model = completed_for_estimate(config)
-    prompts, heldout = read_inputs(config)
+    inputs = read_inputs(config)
     if run:
         require_usable(run)
     held = run if run and (run / CONFIG).exists() else None
@@ -178,13 +178,13 @@ def _dry_run(
         adapter_to_fork(fork, config)
     if held and not missing_model:
         require_same_run(held, config)
-        typer.echo(f"{held} holds a run of this config and would go on")
-    typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out")
-    for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
+        typer.echo(f"{held} already holds this run; training would resume it")
+    typer.echo(f"{len(inputs.prompts)} prompts to train on, {len(inputs.heldout)} held out; {config.mixture}")
+    for _, message in (*concerns(config, inputs), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
     if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
-    found = estimate(config, prompts=len(prompts) + len(heldout))
+    found = estimate(config, prompts=len(inputs.all_prompts))
     memory = (each.line() for each in roles_of(config, found))
     scoring = scoring_lines(config, found, tflops=tflops) if tflops else ()
     for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops), *scoring):
@@ -194,7 +194,7 @@ def _dry_run(
         *gpu_problems(config),
         *(() if is_local else (*label_problems(config), *environment_problems(config))),
         *fit_problems(config, found, card=card),
-        *reward_problems(config, [*prompts, *heldout], is_local=is_local),
+        *reward_problems(config, inputs.all_prompts, is_local=is_local),
     ]
     for problem in problems:
         typer.echo(f"flowcredit: {problem}", err=True)

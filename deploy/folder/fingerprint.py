@@ -1,4 +1,4 @@
-"""Digests of a run's inputs: prompt files, scorers' files, model folder, library versions.
+"""Digests of a run's inputs: prompt files, files of scorers and own functions, model folder, library versions.
 
 A run continues only with the input files that it began with. Other library versions are allowed but reported, since
 they may round differently.
@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flowcredit.code import code_digest, git_commit
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import RunConfig
-from protocol.files import sha256_of
-from protocol.import_path import file_of
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of
+from protocol.ground.resources import resolve
 
 CODE_KEY, COMMIT_KEY = "code", "commit"
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
@@ -28,15 +28,16 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of prompt files, of scorers' files, and of each file of the model's folders.
+    """Compute the sha256 of prompt files, files of scorers and own functions, and each file of the model's folders.
 
     These are the model's own, that of a tiny decoder and that of a LoRA to start from. What is not a file or folder on
     this machine is left out; the revisions of what is on the hub are part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
-    scorers = {f"rewards.{name}.scorer": file_of(reward.scorer) for name, reward in config.rewards.items()}
+    scorers = {f"rewards.{name}.scorer": reward.scorer for name, reward in config.rewards.items()}
+    own = {key: file_of(path) for key, path in (scorers | config.own_functions).items()}
     lora = resolve(config.model.lora.start) if config.model.lora.start else None
-    files = (prompts | scorers | {"model.lora.start": lora}).items()
+    files = (prompts | own | {"model.lora.start": lora}).items()
     digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
     tiny = resolve(config.model.tiny_decoder) if config.model.tiny_decoder else None
     folders = {"model.path": resolve(config.model.path), "model.tiny_decoder": tiny, "model.lora.start": lora}

@@ -15,7 +15,7 @@ from deploy.folder.heldout import read_heldout
 from deploy.folder.paired import fallen, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
 COLUMNS, MANY = 4, 16
@@ -32,8 +32,6 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
-        gallery: the folder.
-        iteration: iteration of the evaluation.
         evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and their readings.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
@@ -58,9 +56,6 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
         first: iteration of the earlier evaluation.
         last: iteration of the later one; a prompt that is in only one of them is left out.
         diversity: name of the reading that measures it.
-
-    Returns:
-        The path of the PNG.
 
     Raises:
         ValueError: one of the galleries is damaged.
@@ -129,14 +124,6 @@ Cells = list[tuple[str, list[np.ndarray], list[float]]]
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
     """Draw a grid with `png_of_grid` and write it.
 
-    Args:
-        path: path of the PNG.
-        cells: see `png_of_grid`.
-        title: text above the grid.
-
-    Returns:
-        `path`.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -145,16 +132,7 @@ def write_grid(path: Path, cells: Cells, title: str) -> Path:
 
 
 def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None) -> bytes:
-    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
-
-    Args:
-        cells: the prompts with their images and readings.
-        title: text above the grid.
-        facts: text chunks of the PNG.
-
-    Returns:
-        The content of a PNG.
-    """
+    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it."""
     wide, pixels = len(cells[0][1]), cells[0][1][0].shape
     most = 2 * COLUMNS if len(cells) > MANY else COLUMNS
     columns = min(len(cells), most if wide <= 2 else max(1, 2 * most // wide))

@@ -27,7 +27,7 @@ from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
 from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
-from protocol.files import append_whole, by_iteration
+from protocol.ground.files import append_whole, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition
@@ -96,7 +96,6 @@ class RunJournal:
             self._pass_on(lambda listener: listener.event(message, kind))
 
     async def record(self, iteration: int, metrics: Metrics) -> None:
-        """Write the numbers of an iteration."""
         self.iteration = iteration
         line = {"iteration": iteration, **metrics}
         await asyncio.to_thread(self._append, line)
@@ -118,7 +117,6 @@ class RunJournal:
         self._pass_on(lambda listener: listener.saved(state.iteration))
 
     def checkpoint(self, iteration: int) -> Path | None:
-        """Return the folder of an iteration's checkpoint; None if there is none."""
         return by_iteration(self._run.checkpoints).get(iteration)
 
     def _pass_on(self, call: Callable[[Listener], None]) -> None:
@@ -185,7 +183,6 @@ class EventLog(Listener):
         self._write({"type": now.type, "holds": holds, "reason": now.reason, "message": now.message})
 
     def event(self, message: str, kind: str) -> None:
-        """Write one line."""
         log.log(logging.INFO if kind == "info" else logging.WARNING, "%s", message, extra={IN_JOURNAL: True})
         self._write({"type": kind, "message": message})
 

@@ -79,12 +79,7 @@ class Progress(Listener):
         """Show the progress from iteration `start` to `total`.
 
         Args:
-            start: number of iterations that are done.
-            total: number of iterations of the run.
             has_step_rewards: whether to show step rewards; with uniform credit each is the reward, shown already.
-
-        Yields:
-            Nothing.
         """
         self._total, self._has_step_rewards = total, has_step_rewards
         if not self._console.is_terminal:
@@ -130,7 +125,6 @@ class Progress(Listener):
             self._bar.update(self._task, completed=iteration, numbers=numbers)
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Show the result of an evaluation."""
         by_tag = ", ".join(f"{tag} {number(value, '.2f')}" for tag, value in evaluation.by_tag.items())
         scorers = {name: mean for name, mean in evaluation.readings.items() if "/" not in name}
         readings = (

@@ -17,7 +17,7 @@ from deploy.monitor import summary as overview
 from deploy.monitor.credit_words import words_of
 from deploy.monitor.journal import IN_JOURNAL, Listener
 from deploy.presets import method_of
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -50,9 +50,6 @@ class Reporter(logging.Handler, Listener):
     ) -> None:
         """
         Args:
-            config: of the run.
-            name: the run's name.
-            lines: its lines of metrics so far.
             fleet: its actors, pools and queues are shown.
             earlier: reads metric lines that the buffers no longer hold, see `Buffers`.
         """
@@ -103,7 +100,6 @@ class Reporter(logging.Handler, Listener):
             self.event(f"{now.type}: {now.message}", "warning")
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Keep an event."""
         if self._is_elsewhere(self.event, message, kind):
             return
         self._number += 1
@@ -117,14 +113,12 @@ class Reporter(logging.Handler, Listener):
             self.event(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Keep the numbers of an iteration."""
         self._iteration = iteration
         self._append(line)
         self._share_work(float(line.get("seconds/iteration") or 0.0))
         self._finished.append(time.monotonic())
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Keep the numbers of an evaluation."""
         self._append(evaluation.line(iteration))
         self._busy = self._fleet.busy_seconds()  # an evaluation's work is no iteration's
         self.event(f"held-out score {evaluation.score:.4f} at iteration {iteration}")

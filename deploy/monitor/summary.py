@@ -27,7 +27,6 @@ def is_iteration(line: MetricLine) -> bool:
 
 
 def is_evaluation(line: MetricLine) -> bool:
-    """Return whether a line is that of an evaluation."""
     return "evaluation/score" in line.values
 
 
@@ -84,10 +83,6 @@ def stages_of(values: Values) -> dict[str, float]:
 
 def number(value: float | None, form: str = ".3f") -> str:
     """Write a number for people.
-
-    Args:
-        value: the number.
-        form: how it is formatted.
 
     Returns:
         Such as `0.125`; `none` if it is missing or not finite; `2.3e-04` if it is not 0 but would be shown as 0.

@@ -96,8 +96,6 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
     """Draw a metric of all groups: a thin line per run, a thick line for their mean, a band from lowest to highest.
 
     Args:
-        groups: the groups of runs.
-        name: name of the metric.
         of: `iterations` or `evaluations`.
         by: `iteration` or `seconds`.
 

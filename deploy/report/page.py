@@ -16,14 +16,14 @@ from deploy.monitor.credit_words import words_of
 from deploy.monitor.summary import STAGE, number
 from deploy.presets import method_of
 from deploy.report import charts
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.compare import difference_of, result_of, verdict_of
 from deploy.report.runs import HELDOUT, REWARD, Group, Run, change_of, code_of, differences, groups_of, read_runs, span
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration, require_folder_of, write_whole, writing
+from protocol.ground.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
@@ -66,7 +66,9 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: Peak | None = None) -> list[Path]:
+def write_report(
+    paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: MfuPeak | None = None
+) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
@@ -74,9 +76,6 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
         out: path of the HTML file; an earlier report there is replaced.
         png: a folder for the charts as PNG files; files of the same names are replaced.
         peak: the peak for mfu; None leaves mfu out.
-
-    Returns:
-        The paths of all files.
 
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
@@ -106,7 +105,6 @@ class Drawn:
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
-        """Yield all charts."""
         yield from (chart for _, chart in self.curves)
         yield from (chart for _, lines, heat in self.step_rewards for chart in (lines, heat) if chart)
         yield from (chart for _, _, chart in self.diagnostics)
@@ -155,7 +153,7 @@ def _is_report(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
+def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -3,7 +3,7 @@
 Runs whose configs differ only in the seed form one group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +14,19 @@ import numpy as np
 
 from deploy.folder.fingerprint import code_name
 from deploy.folder.heldout import HeldoutScores, read_heldout
-from deploy.folder.metric_file import outline_of, page_of
+from deploy.folder.metric_file import each_of
 from deploy.folder.names import CHECKPOINTS, METRICS, TRAJECTORIES
 from deploy.folder.paired import Difference, paired_difference, why_unpaired
 from deploy.folder.read import config_of, origin_of, status_of
 from deploy.monitor.trajectories import read_records
+from deploy.report.lines import ITERATION, Lines
 from learner.checkpoint import read_facts
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration, text_of
+from protocol.ground.files import by_iteration, text_of
 from protocol.status import TrajectoryRecord
 
 REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Run:
     config: RunConfig
     phase: str
     """Phase in its last status; `unknown` without a status."""
-    iterations: Sequence[Line]
+    iterations: Lines
     """Metrics of each iteration, with `seconds`: the training seconds up to its end."""
-    evaluations: Sequence[Line]
+    evaluations: Lines
     """Metrics of each evaluation, with the same `seconds`."""
     damaged: int
     """Number of lines of metrics that cannot be read."""
@@ -75,16 +75,13 @@ class Run:
         """Return a metric as columns.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
             Iterations, training seconds and values, each [L], for the L lines in which the metric is a number.
         """
-        lines = [line for line in getattr(self, of) if isinstance(line.get(name), int | float)]
-        iteration, seconds, value = (
-            np.array([line[key] for line in lines], float) for key in ("iteration", SPENT, name)
-        )
+        lines: Lines = getattr(self, of)
+        value, iteration, seconds = lines.columns(name, ITERATION, SPENT)
         return iteration, seconds, value
 
 
@@ -104,11 +101,7 @@ class Group:
         """Return a metric of each run that has it.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
-
-        Returns:
-            The columns of `Run.values` for each run.
         """
         columns = (run.values(name, of=of) for run in self.runs)
         return [each for each in columns if len(each[0])]
@@ -125,8 +118,8 @@ class Group:
 
     def names(self, prefix: str, *, of: str = "iterations") -> list[str]:
         """Return the names of metrics that begin with `prefix`, in the order of their first lines."""
-        lines = (line for run in self.runs for line in getattr(run, of))
-        return list(dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)))
+        names = (name for run in self.runs for name in getattr(run, of).names())
+        return [name for name in dict.fromkeys(names) if name.startswith(prefix)]
 
 
 def change_of(group: Group, tag: str | None = None) -> tuple[Difference | None, str]:
@@ -153,10 +146,11 @@ def read_run(path: Path, name: str | None = None) -> Run:
         RunFolderError: this is not a run folder, or this version cannot read it.
     """
     config = config_of(path)
-    outline = outline_of(path / METRICS)
-    lines = page_of(path / METRICS, outline, since=0, limit=outline.count)
-    spent, iterations, evaluations = 0.0, [], []
-    for _, line in lines:
+    spent, damaged, iterations, evaluations = 0.0, 0, Lines(), Lines()
+    for line in each_of(path / METRICS):
+        if line is None:
+            damaged += 1
+            continue
         if REWARD in line:
             spent += line.get(SECONDS) or 0.0
             iterations.append({**line, SPENT: spent})
@@ -170,7 +164,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
         phase=status.status.phase if status else "unknown",
         iterations=iterations,
         evaluations=evaluations,
-        damaged=outline.count - len(lines),
+        damaged=damaged,
     )
 
 

@@ -7,21 +7,31 @@ from pathlib import Path
 from string import Template
 
 from protocol.errors import InputError, reason_of
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 
 HERE = Path(__file__).parent
 FILES = {"run.yaml": "run.yaml", "scorer.txt": "scorer.py", "train.txt": "train.txt", "heldout.txt": "heldout.txt"}
 """Each file of this package, and its name in the user's folder."""
+RULE = {"credit.txt": "credit.py"}
+"""The same for a credit rule."""
+METHODS_CREDIT = """\
+# The method that learns fastest in the toy world; `flowcredit methods` lists the others.
+method: stepwise_tree
+"""
+OWN_CREDIT = """\
+# Flow-GRPO-Fast, but each denoising step earns what your credit rule says.
+method: flow_grpo_fast
+credit: {rule: "here://credit.py:late"}
+"""
+"""The lines of `run.yaml` about credit."""
 
 
-def write_starter(folder: Path) -> list[Path]:
+def write_starter(folder: Path, *, has_credit: bool = False) -> list[Path]:
     """Write the starting files of a run.
 
     Args:
         folder: folder to make; if it exists, its other files stay.
-
-    Returns:
-        The paths written.
+        has_credit: whether a credit rule is among them.
 
     Raises:
         InputError: one of the files exists, or the folder cannot be written to; nothing is written then.
@@ -31,16 +41,16 @@ def write_starter(folder: Path) -> list[Path]:
         raise InputError(
             f"a folder's name must consist of letters, digits, /, ., _ and -, got {json.dumps(shown)}: rename it"
         )
-    paths = [folder / name for name in FILES.values()]
+    files = FILES | (RULE if has_credit else {})
+    paths = [folder / name for name in files.values()]
     if held := [str(path) for path in paths if os.path.lexists(path)]:
         raise InputError(f"files must not exist yet, got {', '.join(held)}: choose another folder")
-    scorer = f"{shown}/scorer.py" if folder.is_absolute() else f"./{shown}/scorer.py"
-    words = {"folder": shown, "name": folder.resolve().name, "scorer": scorer}
+    words = {"folder": shown, "name": folder.resolve().name, "credit": OWN_CREDIT if has_credit else METHODS_CREDIT}
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     done: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for source, path in zip(FILES, paths, strict=True):
+        for source, path in zip(files, paths, strict=True):
             text = (HERE / source).read_text(encoding="utf-8")
             write_whole(path, Template(text).substitute(words) if path.suffix == ".yaml" else text)
             done.append(path)

@@ -19,9 +19,9 @@ from torch import Tensor
 from learner.credit.normalisers import column_deviations, deviations
 from learner.credit.tables import CreditRule, RewardTables, along_windows
 from learner.credit.turning_point import turning_point
-from protocol.config.credit import CreditConfig, is_own, needs_of
-from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, one_line
-from protocol.import_path import find_function, foreign_file
+from protocol.config.credit import CreditConfig, needs_of
+from protocol.errors import ConfigError, ContractError, one_line
+from protocol.ground.import_path import call_own, is_path
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def step_rewards(tables: RewardTables, config: CreditConfig) -> Earned:
     if config.rule == "tree":
         finals = rewards[..., -1]
         means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
-        return Earned(*judged(means, others, finals)) if is_calibrated else Earned(means)
+        return Earned(*calibrated_tree(means, others, finals)) if is_calibrated else Earned(means)
     values, slopes = calibrated(rewards) if is_calibrated else (None, None)
     points = rewards if values is None else values
     return Earned(along_windows(_rule_of(config), points, tables.explored, tables.skipped), slopes, values)
@@ -75,14 +75,7 @@ def own_rule(path: str, rewards: Float[Tensor, "M P"]) -> Float[Tensor, "M S"]:
         ContractError: it fails, or does not return M x S floats that are finite or NaN.
     """
     wanted = (rewards.shape[0], rewards.shape[1] - 1)
-    try:
-        earned = find_function(path)(rewards.clone())
-    except FlowcreditError:
-        raise
-    except Exception as error:
-        raise ContractError(
-            f"credit.rule {path} must take rewards {list(rewards.shape)}, got {named_line(error, foreign_file(path))}"
-        ) from error
+    earned = call_own("credit.rule", path, rewards.clone())
     if not isinstance(earned, Tensor) or earned.shape != wanted or not earned.is_floating_point():
         found = f"{earned.dtype} {list(earned.shape)}" if isinstance(earned, Tensor) else type(earned).__name__
         raise ContractError(
@@ -101,20 +94,25 @@ def require_rule(config: CreditConfig) -> None:
     """Try a rule of the user's own on a few rewards.
 
     Raises:
-        ConfigError: it cannot be found, fails, or mixes trajectories without saying so.
+        ConfigError: it cannot be found, fails, changes its answer, or mixes trajectories without saying so.
     """
-    if not is_own(config.rule):
+    if not is_path(config.rule):
         return
     path, needs = config.rule, needs_of(config.rule)
     rewards = torch.tensor([[0.1, 0.4, 0.2, 0.9], [0.5, torch.nan, 0.3, 0.7], [0.2, 0.2, 0.2, 0.2]])
     if not needs.needs_points:
         rewards[:, :-1] = torch.nan
     try:
-        whole = own_rule(path, rewards)
+        whole, again = own_rule(path, rewards), own_rule(path, rewards)
         alone = torch.cat([own_rule(path, row) for row in rewards.split(1)])
         own_rule(path, rewards[:, -2:])
     except ContractError as error:
         raise ConfigError(one_line(error)) from error
+    if not torch.allclose(whole, again, rtol=0, atol=0, equal_nan=True):
+        raise ConfigError(
+            f"credit.rule {path} must give the same step rewards for the same rewards, got different ones: take chance"
+            " out of it"
+        )
     if not needs.needs_iteration and not torch.allclose(whole, alone, equal_nan=True):
         raise ConfigError(
             f"credit.rule {path} must give a trajectory the same step rewards alone and among others, got different"
@@ -173,7 +171,6 @@ def tree(
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
-        explored: which steps are stochastic.
         branches: each member's branch at each step, the index of its first member.
         parents: likewise the members that were in one state when the branch last separated from others.
 
@@ -196,7 +193,7 @@ def tree(
     return torch.where(trained, means, torch.nan), torch.where(trained, others, torch.nan)
 
 
-def judged(
+def calibrated_tree(
     means: Float[Tensor, "G N T"],
     others: Float[Tensor, "G N T"],
     finals: Float[Tensor, "G N"],
@@ -212,8 +209,6 @@ def judged(
     that of d_k alone, and the least-squares slope makes its variance smallest. b_k is 0 if the state predicts nothing.
 
     Args:
-        means: from `tree`.
-        others: from `tree`.
         finals: rewards of the finished images.
 
     Returns:

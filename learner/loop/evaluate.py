@@ -40,7 +40,6 @@ class Evaluation:
     """
 
     def line(self, iteration: int) -> dict[str, float]:
-        """Return its line of metrics."""
         change = dict(zip(("heldout_change/low", "heldout_change/high"), self.change or (), strict=False))
         return {
             "iteration": iteration,
@@ -67,8 +66,6 @@ async def evaluate(
 
     Args:
         config: its section `evaluation` sets the number of images, seed, steps and batch.
-        prompts: the held-out prompts.
-        ports: generate and score the images.
         adapter: an adapter that has been published, so the rollout actors hold it.
         adapter_steps: how many steps it takes, from the first; the base model takes the others. None for all steps.
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images

@@ -35,16 +35,7 @@ class PieceStatistics:
 
     @staticmethod
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
-        """Copy a piece's numbers.
-
-        Args:
-            order: see the class.
-            pairs: the piece's losses.
-            loss: their sum.
-
-        Returns:
-            Its numbers, without gradients.
-        """
+        """Copy a piece's numbers."""
         ratios, outside = pairs.ratio, pairs.outside
         return PieceStatistics(
             order=order,
@@ -149,11 +140,6 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
 
     Args:
         groups: G groups of one iteration.
-        tables: their rewards.
-        assignment: their credit.
-
-    Returns:
-        Numbers by name; NaN where no image has a score.
     """
     finals = tables.rewards[..., -1]
     known = present(finals)

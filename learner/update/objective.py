@@ -17,8 +17,10 @@ from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
 from learner.update.ema import ReferenceAdapter
 from learner.update.micro_batches import MicroBatch
+from learner.update.own import PolicyStep, own_loss
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
+from protocol.ground.import_path import is_path
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Objective:
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
         transition, velocity = self.policy.transition(
-            micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+            micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
         )
         loss, ratio, outside = self._policy_term(micro_batch, transition)
         kl = torch.zeros_like(loss)
@@ -90,6 +92,17 @@ class Objective:
         """Return loss, ratio and whether each pair has left the trust region."""
         config = self.config
         log_ratio = transition.log_prob(micro_batch.next_latents) - micro_batch.old_log_prob
+        if is_path(config.objective):
+            step = PolicyStep(
+                k=micro_batch.k,
+                step_size=self.policy.step_size(micro_batch.k),
+                mean=transition.mean,
+                std=transition.std,
+                next_latents=micro_batch.next_latents,
+                config=config,
+            )
+            loss, ratio = own_loss(config.objective, log_ratio, micro_batch.advantages, step), log_ratio.exp()
+            return loss, ratio, (ratio.detach() - 1).abs() > config.clip_range
         if config.objective == "masked":
             old = Transition(mean=self._old_mean(micro_batch), std=transition.std)
             divergence = old.kl(transition)
@@ -123,7 +136,7 @@ class Objective:
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
         with reference_of(self.lora, self.reference):
             return self.policy.transition(
-                micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+                micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
             )
 
 

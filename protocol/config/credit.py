@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Section, Weight
-from protocol.errors import ConfigError, named_line, suggest
-from protocol.import_path import find_function
+from protocol.errors import ConfigError, named_line
+from protocol.ground.import_path import find_function, is_path, require_known
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,13 @@ RULES: Mapping[str, RuleNeeds] = MappingProxyType(
 """The built-in credit rules; `learner.credit.rules` has their formulas."""
 
 
-def is_own(rule: str) -> bool:
-    """Tell whether a credit rule is the import path of a function of the user's own."""
-    return ":" in rule
-
-
 def needs_of(rule: str) -> RuleNeeds:
     """Return what a credit rule needs; the module or file of an import path is imported.
 
     Raises:
         ConfigError: there is no such function, or it says something else than true or false.
     """
-    if not is_own(rule):
+    if not is_path(rule):
         return RULES[rule]
     try:
         function = find_function(rule)
@@ -157,9 +152,4 @@ class CreditConfig(Section):
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
-        if rule not in RULES and not is_own(rule):
-            raise ValueError(
-                f"credit.rule must be one of {list(RULES)} or an import path such as ./mine.py:function, got {rule!r}:"
-                f" {suggest(rule, list(RULES))}"
-            )
-        return rule
+        return require_known("credit.rule", rule, RULES)

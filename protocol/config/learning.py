@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Positive, Section
+from protocol.ground.import_path import require_known
 
 
 class GroupConfig(Section):
@@ -36,7 +37,6 @@ class GroupConfig(Section):
 
     @property
     def shards(self) -> int:
-        """Number of shards of one iteration."""
         return self.per_iteration * self.size // self.shard
 
 
@@ -115,6 +115,8 @@ class OldConfig(Section):
     """`awm`: weight of mean_d (v - v_old)^2, at least 0; 0 switches the term and its forward off."""
 
 
+OF_STEPS = ("clipped", "guarded", "masked")
+"""Built-in objectives of the steps of a trajectory."""
 FORWARD = ("nft", "awm", "dgpo")
 """Objectives of the forward process: they noise clean latents anew and need no log-prob."""
 
@@ -151,10 +153,11 @@ class LearnerConfig(Section):
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
     nats per latent element."""
-    objective: Literal["clipped", "guarded", "masked", "nft", "awm", "dgpo"] = "clipped"
+    objective: str = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip. Of the forward process: `nft`, DiffusionNFT; `awm`, Advantage Weighted
-    Matching; `dgpo`, Direct Group Preference Optimization."""
+    Matching; `dgpo`, Direct Group Preference Optimization. Or a function of your own for the steps: a file
+    `folder/mine.py:function` or an import path `package.module:function`."""
     forward: ForwardConfig = ForwardConfig()
     """Settings of `nft`, `awm` and `dgpo`."""
     old: OldConfig = OldConfig()
@@ -168,6 +171,11 @@ class LearnerConfig(Section):
     probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
+
+    @field_validator("objective")
+    @classmethod
+    def _is_known(cls, objective: str) -> str:
+        return require_known("learner.objective", objective, (*OF_STEPS, *FORWARD))
 
     def rate(self, iteration: int) -> float:
         """Compute the learning rate of an iteration, from 0."""

@@ -14,6 +14,25 @@ TEXTS = (str, str | None, tuple[str, ...], tuple[str, ...] | None)
 """Annotations of keys whose values are texts, even where a text looks like a number."""
 
 
+WORDS = {
+    "lr": ("learner.learning_rate",),
+    "batch_size": ("group.per_iteration", "group.size", "model.forward_batch"),
+    "steps": ("sampling.steps", "iterations"),
+    "epochs": ("iterations", "learner.epochs"),
+    "guidance_scale": ("model.guidance",),
+    "beta": ("learner.kl.weight",),
+    "resolution": ("model.height", "model.width"),
+    "prompts": ("data.train", "data.heldout"),
+    "reward": ("rewards.NAME.scorer",),
+    "num_gpus": ("cluster.learner.workers", "cluster.rollout_actors"),
+}
+"""Keys of this config by the words of other programs."""
+VALUES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+"""Values of this config by short names that others use."""
+MAIN = {"model": "model.path", "data": "data.train", "credit": "credit.rule", "learner": "learner.objective"}
+"""The key that is meant where a section is given as a text."""
+
+
 def parse_config(tree: dict[str, Any]) -> RunConfig:
     """Validate a whole config.
 
@@ -53,6 +72,10 @@ def _explain(problem: Any) -> str:
         return f"{dotted} must be given"
     if problem["type"] == "tuple_type":
         return f"{dotted} must be a list such as [{problem['input']}], got {problem['input']!r}: put it in brackets"
+    if problem["type"] == "model_type" and dotted in MAIN:
+        return f"{dotted} is a section, got {problem['input']!r}: write {MAIN[dotted]}={problem['input']}"
+    if problem["type"] == "literal_error" and problem["input"] in VALUES:
+        return f"{dotted} has no value {problem['input']!r}: write {dotted}={VALUES[problem['input']]}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
@@ -62,6 +85,8 @@ def _explain(problem: Any) -> str:
 def _suggest_key(word: str, parents: list[str]) -> str:
     """Suggest a key of this section; else one of another section, with its section."""
     section = _section(parents)
+    if not parents and word in WORDS:
+        return f"write {' or '.join(WORDS[word])}"
     here = list(section.model_fields) if section else []
     last = {key.key: key.key.rpartition(".")[2] for each in sections() for key in each.keys}
     is_word = word in last.values() or closest(word, here)

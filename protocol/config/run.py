@@ -19,6 +19,7 @@ from protocol.config.reward import RewardConfig, changes_no_score
 from protocol.config.sampling import CompletionConfig, SamplingConfig
 from protocol.config.section import Positive, Section, require_both_sides
 from protocol.config.status import StatusConfig
+from protocol.ground.import_path import is_path, whole_path
 
 
 class DataConfig(Section):
@@ -317,9 +318,6 @@ class RunConfig(Section):
             iteration: counted from 0; the first one is recorded, and every `status.trajectories_every`-th.
             group: number of the shard's group in the iteration.
             first_member: number of the shard's first member in the group.
-
-        Returns:
-            True if it is.
         """
         is_due = iteration == 0 or (iteration + 1) % self.status.trajectories_every == 0
         return self.status.trajectories > 0 and is_due and group == first_member == 0
@@ -338,6 +336,23 @@ class RunConfig(Section):
     def reward_weights(self) -> dict[str, float]:
         """Weight of each reward that trains, by name."""
         return {name: reward.weight for name, reward in self.rewards.items() if reward.use == "train"}
+
+    @property
+    def mixture(self) -> str:
+        """The rewards that train, with their weights, such as `reward = 1.0 geneval + 0.5 red`."""
+        return "reward = " + " + ".join(f"{weight} {name}" for name, weight in self.reward_weights.items())
+
+    @property
+    def own_functions(self) -> dict[str, str]:
+        """Import paths of the credit rule and the objective, by key, where they are the user's own."""
+        named = {"credit.rule": self.credit.rule, "learner.objective": self.learner.objective}
+        return {key: path for key, path in named.items() if is_path(path)}
+
+    def for_another_folder(self) -> "RunConfig":
+        """Return the same config for a process with another working folder: files of own functions are absolute."""
+        credit = self.credit.model_copy(update={"rule": whole_path(self.credit.rule)})
+        learner = self.learner.model_copy(update={"objective": whole_path(self.learner.objective)})
+        return self.model_copy(update={"credit": credit, "learner": learner})
 
     @property
     def evaluation_rewards(self) -> list[str]:

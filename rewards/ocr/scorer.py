@@ -4,14 +4,14 @@ scorer = build_scorer("ocr")                         # RapidOCR, whose models ar
 scorer = build_scorer("ocr", engine="paddleocr")
 """
 
-import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from protocol.errors import PromptError, ScorerError, named_line
+from protocol.errors import PromptError, ScorerError, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards.loading import build_from_path, require_library, require_ready
@@ -21,7 +21,8 @@ ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr
 """Engines by short name; any other engine is named by its import path `package.module:Class`."""
 EXTRAS = {"rapidocr": "ocr", "paddleocr": "paddleocr"}
 """Optional dependency groups of these engines."""
-_QUOTED = re.compile(r'"([^"]*)"')
+Form = Literal["folded", "flow_grpo"]
+"""The values of the argument `text`."""
 
 
 class TextReader(Protocol):
@@ -37,9 +38,9 @@ class Ocr:
 
         r = 1 - min(d, |target|) / |target|,   d = 0 if the read text contains target, else Levenshtein's distance
 
-    `target` is the text between the prompt's first double quotes. Both texts are compared in lower case and without
-    blanks, and |target| is the length of that form. An image without any text has the valid score 0, since the engine
-    has examined it. An image on which the engine fails has no score.
+    `target` is the text between the prompt's first double quotes. Both texts are compared in the form `folded` (ours)
+    or in that of Flow-GRPO's released code, and |target| is the length of that form. An image without any text has the
+    valid score 0, since the engine has examined it. An image on which the engine fails has no score.
 
     Weights: `rapidocr` downloads none; its detection and recognition models are part of the package.
     """
@@ -52,6 +53,7 @@ class Ocr:
         self,
         *,
         engine: str = "rapidocr",
+        text: Form = "folded",
         min_side: int = 192,
         threads: int = 1,
         engine_args: Mapping[str, Any] = MappingProxyType({}),
@@ -60,6 +62,7 @@ class Ocr:
 
         Args:
             engine: `rapidocr`, `paddleocr`, or the import path of a `TextReader`.
+            text: the form in which target and reading are compared: `folded` or `flow_grpo`.
             min_side: least length of an image's shorter side in pixels; smaller images are enlarged by a whole factor.
             threads: CPU threads of the engine; more reward actors use the CPU better than more threads.
             engine_args: further arguments of the engine, such as `{line_width: 96}` for short words with RapidOCR.
@@ -75,6 +78,7 @@ class Ocr:
             raise ScorerError(
                 "engine_args of ocr must not hold threads: set the scorer's own argument `threads` instead"
             )
+        self._form = _form_of(text)
         self._distance = Levenshtein.distance
         self._engine: TextReader = build_from_path(
             ENGINES.get(engine, engine), args={"threads": threads, **engine_args}, extra=EXTRAS.get(engine)
@@ -85,20 +89,17 @@ class Ocr:
     def ready(
         *,
         engine: str = "rapidocr",
+        text: Form = "folded",
         threads: int = 1,
         engine_args: Mapping[str, Any] = MappingProxyType({}),
         **_: Any,
     ) -> None:
         """Check that the engine's library is installed.
 
-        Args:
-            engine: as in the constructor.
-            threads: as in the constructor.
-            engine_args: as in the constructor.
-
         Raises:
             ScorerError: it is not.
         """
+        _form_of(text)
         require_library("rapidfuzz")
         require_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
 
@@ -118,33 +119,66 @@ class Ocr:
         return partly(values, [reason for _, reason in answers], {"exact": values == 1.0})
 
     def _score_one(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
-        target = plain(quoted_text(prompt))
+        target = self._form(quoted_text(prompt))
         try:
             lines = self._engine.read(enlarged(image, self._min_side))
         except Exception as error:  # noqa: BLE001  any failure of an engine means that this image has no score
             return float("nan"), f"ocr: {named_line(error)}"
-        read = plain("".join(lines))
+        read = self._form("".join(lines))
         distance = 0 if target in read else min(self._distance(read, target), len(target))
         return 1 - distance / len(target), ""
 
 
+def _form_of(text: Form) -> Callable[[str], str]:
+    if text not in FORMS:
+        raise ScorerError(f"text of ocr must be one of {list(get_args(Form))}, got {text!r}: {suggest(text, FORMS)}")
+    return FORMS[text]
+
+
 def quoted_text(prompt: str) -> str:
-    """Return the words between the first two `"` of a prompt.
+    """Return the words that the image must show: those between the first two `"` of a prompt.
 
     Raises:
-        PromptError: the prompt has no such pair, or only blanks in it.
+        PromptError: a quote has no partner, or there are no visible words between the first two.
     """
-    found = _QUOTED.search(prompt)
-    if found is None:
+    parts = prompt.split('"')
+    if len(parts) < 3:
         raise PromptError('a prompt of the text task must hold its words in double quotes, such as a sign "OPEN"')
-    if not found.group(1).strip():
-        raise PromptError("a prompt of the text task must hold words between its first double quotes, got none")
-    return found.group(1)
+    if not len(parts) % 2:
+        raise PromptError(
+            f"a prompt of the text task must hold its double quotes in pairs, got {len(parts) - 1} of them: remove one,"
+            " such as that of inches"
+        )
+    if not folded(parts[1]):
+        raise PromptError(
+            f"a prompt of the text task must hold words between its first double quotes, got {parts[1]!a}"
+        )
+    return parts[1]
 
 
-def plain(text: str) -> str:
-    """Return the text in lower case without blanks: the form in which target and reading are compared."""
-    return "".join(text.lower().split())
+def folded(text: str) -> str:
+    """Return the text as the eye reads it, in lower case (ours).
+
+    It is in the normal form NFKC, which joins accents and narrows full-width letters; straight quotes, hyphens and
+    three dots stand for their printed forms; blanks and format characters, which nobody sees, are left out.
+    """
+    seen = "".join(letter for letter in text.translate(STRAIGHT) if unicodedata.category(letter) != "Cf")
+    return "".join(unicodedata.normalize("NFKC", seen).lower().split())
+
+
+def as_released(text: str) -> str:
+    """Return the text without U+0020, in lower case, as in Flow-GRPO's released code."""
+    return text.replace(" ", "").lower()
+
+
+FORMS: Mapping[Form, Callable[[str], str]] = {"folded": folded, "flow_grpo": as_released}
+"""The forms in which target and reading are compared, by the argument `text`."""
+STRAIGHT = {
+    ord(letter): plain
+    for letters, plain in (("‘’‚‛′`´", "'"), ("“”„‟″«»", '"'), ("‐‑‒–—―−﹘﹣", "-"))
+    for letter in letters
+}
+"""Printed quotes, primes and dashes as the ones of a keyboard; NFKC turns an ellipsis into three dots."""
 
 
 def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from actors.rollouts import RolloutPool
 from flow.device import library_facts
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
+from protocol.ground.import_path import file_digests
 from tests.support.runs.sinks import Silent
 
 TWO_ACTORS = {"brightness": {"scorer": "geneval", "actors": 2}}
@@ -27,6 +28,9 @@ class Answered:
 
     def __init__(self, value: Any) -> None:
         self._value = value
+
+    def options(self, **_: Any) -> "Answered":
+        return self
 
     def remote(self, *_: Any) -> "Answered":
         return self
@@ -59,7 +63,7 @@ class Stand:
         self.ping = Answered(f"node-{host}")
         self.facts = Answered(facts)
         self.prepare = Answered(facts)
-        self.take_seat = Answered(None)
+        self.call = Answered(None)
 
 
 @pytest.fixture
@@ -110,6 +114,21 @@ async def started(config: RunConfig, role: str, machines: Any) -> int:
     )
     await pool.start()
     return pool.ready
+
+
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+def test_an_actor_with_another_file_of_the_credit_rule_than_the_driver_is_refused(
+    tiny_config: Callable[..., RunConfig], machines: Callable[..., Any], tmp_path: Path, role: str
+) -> None:
+    (tmp_path / "mine.py").write_text("def late(rewards): return rewards[:, 1:]\n")
+    rule = f"{tmp_path / 'mine.py'}:late"
+    config = tiny_config(cluster={"learner": {"workers": 2}, "rollout_actors": 2}, credit={"rule": rule})
+    held = file_digests(config.own_functions)
+    assert asyncio.run(started(config, role, Machines(*[library_facts() | held] * 2))) == 2
+    with pytest.raises(InputError, match=r"got one on node m1 with credit.rule another instead of"):
+        asyncio.run(
+            started(config, role, Machines(library_facts() | held, library_facts() | {"credit.rule": "another"}))
+        )
 
 
 def test_reward_actors_compare_the_file_of_their_scorer(tiny_config: Callable[..., RunConfig], tmp_path: Path) -> None:

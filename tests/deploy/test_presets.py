@@ -1,5 +1,6 @@
 """The presets are valid and hold what their papers state; files and overrides are read as a user means them."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -274,6 +275,21 @@ def test_null_removes_a_reward(tmp_path: Path) -> None:
         ConfigError, match=r"^rewards.ocr is null and there is no such reward to remove: known: geneval"
     ):
         load_config("toy_mix", overrides=["rewards.ocr=null"])
+
+
+def test_rewards_mean_the_same_in_a_file_that_extends_a_preset_and_on_the_command_line(tmp_path: Path) -> None:
+    red = {"red": {"scorer": "./mine.py:red"}}
+    for given, mixture in (
+        (red, "reward = 1.0 geneval + 1.0 red"),
+        ({"geneval": None, **red}, "reward = 1.0 red"),
+        ({"geneval": {"weight": 0.5}}, "reward = 0.5 geneval"),
+    ):
+        path = extending(tmp_path, "own.yaml", {"base": "toy_geneval", "rewards": given})
+        words = [f"rewards={json.dumps(given)}", "evaluation.component=reward"]
+        config = load_config("toy_geneval", overrides=words)
+        assert config == load_config(path, overrides=words[1:])
+        assert config.mixture == mixture
+        assert sources("toy_geneval", overrides=words).keys() == sources(path, overrides=words[1:]).keys()
 
 
 def test_overrides_may_be_values_by_dotted_key() -> None:

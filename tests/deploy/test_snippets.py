@@ -1,7 +1,7 @@
 """The Python of docs and of the toy world's page runs.
 
 `tests/deploy/cli/test_shown_commands.py` runs the commands, `tests/rewards/test_docs.py` the scorers,
-`tests/deploy/run/test_own_rule.py` the credit rule, and `tests/docs/test_commands.py` reads the YAML.
+`tests/deploy/run/test_own.py` docs/own.md, and `tests/docs/test_commands.py` reads the YAML.
 """
 
 import json
@@ -20,10 +20,10 @@ import flowcredit
 from deploy.presets import load_config
 from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
-from flow.models.folder import adapter_config
+from flow.models.located import adapter_config
 from flow.rollout import RolloutPolicy
+from protocol.ground.resources import resolve
 from protocol.messages import Adapter, GenerateRequest, Prompt, digest_of
-from protocol.resources import resolve
 from tests.support.pages import PAGES, name_of
 from tests.support.paths import ROOT
 
@@ -46,9 +46,9 @@ def test_every_snippet_is_here() -> None:
     held = {name: set(languages) - {"text"} for name, languages in pages.items()}
     assert {name for name, languages in held.items() if languages} == {
         "README.md",
-        "docs/method/credit.md",
         "docs/method/methods.md",
         "docs/models.md",
+        "docs/own.md",
         "docs/python.md",
         "docs/rewards.md",
         "toyworld/README.md",

@@ -8,9 +8,9 @@ import pytest
 
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, PromptError
+from protocol.ground.resources import resolve
 from protocol.messages import Prompt
-from protocol.prompts import overlap, read_prompts
-from protocol.resources import resolve
+from protocol.prompts import as_table, check_each, overlap, read_prompts, shown
 from tests.support.paths import ROOT
 
 
@@ -193,3 +193,36 @@ def test_shared_prompts_are_counted() -> None:
     a, b = Prompt(index=0, text="a"), Prompt(index=1, text="b")
     assert overlap([a], [b]) is None
     assert overlap([a, b], [b, b]) == "2 of 2 held-out prompts are trained on too, such as 'b'"
+
+
+def test_no_negative_prompt_may_be_written_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "negative_prompt": null}\n{"prompt": "b"}\n')
+    data = DataConfig(train=str(path), heldout=str(path), negative="blurry")
+    assert [prompt.negative for prompt in read_prompts(data, str(path))] == ["", "blurry"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["1\ta cat", "2\ta dog"], "every line holds a tab, such as '1\\ta cat'"),
+        (["a cat | 3", "a dog | 4"], "every line holds a |, such as 'a cat | 3'"),
+        (["a cat | 3", "a dog"], None),
+        (["a sign | with a bar"], None),
+    ],
+)
+def test_a_table_of_tabs_or_bars_is_noticed(lines: list[str], said: str | None) -> None:
+    assert as_table([Prompt(index=index, text=text) for index, text in enumerate(lines)]) == said
+
+
+def test_a_long_prompt_is_shortened_in_a_message() -> None:
+    long = Prompt(index=0, text="a " * 500)
+    for said in (overlap([long], [long]), shown(long.text)):
+        assert said is not None and len(said) < 150 and said.endswith("…'")
+
+    def refuse(_: Prompt) -> None:
+        raise PromptError("no")
+
+    with pytest.raises(PromptError) as raised:
+        check_each([long], refuse)
+    assert len(str(raised.value)) < 150

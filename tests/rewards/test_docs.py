@@ -25,13 +25,14 @@ def test_the_twenty_line_scorer_of_the_page_scores(tmp_path: Path, monkeypatch: 
     sys.modules.pop("page_scorer")
 
 
-def test_the_scorer_of_the_readme_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_of_the_readme_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    check_prompts("./mine.py:Redness", {}, [])
+    assert len([line for line in code.splitlines() if line and not line.startswith("#")]) == 3
+    check_prompts("./mine.py:redness", {}, [])
     images = np.stack([np.full((4, 4, 3), colour, np.uint8) for colour in ((255, 0, 0), (51, 51, 51), (0, 0, 255))])
-    scores = build_scorer("./mine.py:Redness").score(images, ["", "", ""], [{}] * 3)
+    scores = build_scorer("./mine.py:redness").score(images, ["", "", ""], [{}] * 3)
     np.testing.assert_allclose(scores.values, [1, 0, -0.5], atol=1e-6)
 
 

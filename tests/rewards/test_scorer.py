@@ -283,11 +283,11 @@ def test_any_import_path_builds_with_its_arguments() -> None:
     [
         ("genevl", {}, r"got 'genevl': did you mean 'geneval'\? known: aesthetic, .*geneval"),
         ("xyz", {}, "got 'xyz': known: aesthetic, .*geneval"),
-        ("a b:C", {}, "must read package.module:Class or folder/file.py:Class, got 'a b:C'"),
+        ("a b:C", {}, "must read package.module:Name or folder/file.py:Name, got 'a b:C'"),
         ("rewards.genevil:GenEval", {}, r"module 'rewards\.genevil' of .* does not exist"),
         ("nowhere.at_all:Scorer", {}, "module 'nowhere' of .* does not exist"),
         ("rewards.geneval.scorer:GenEvil", {}, r"has no 'GenEvil': did you mean 'GenEval'\?"),
-        ("rewards.geneval.scorer:judge", {}, "has a function, not a class, named 'judge'"),
+        ("rewards.geneval.scorer:judge", {}, "reward function judge must take images, prompts and metadata, got"),
         ("geneval", {"detectr": "x:Y"}, r"takes no argument 'detectr': did you mean 'detector'\?"),
         (f"{__name__}:BrightnessScorer", {}, "must be given its arguments, got none for gain"),
         (f"{__name__}:BrightnessScorer", {"gain": "much"}, r"does not accept the arguments \{'gain': 'much'\}"),

@@ -1,6 +1,6 @@
 // The page: it selects a run and a view, keeps what it has received of the run, and updates every panel from that.
 
-import { Refused, ask, follow, order, token } from "/static/api.js";
+import { Refused, ask, askWithAge, follow, order, token } from "/static/api.js";
 import { address, go } from "/static/choice.js";
 import { showConfig } from "/static/config.js";
 import { redraw, showCurves } from "/static/curves.js";
@@ -264,9 +264,9 @@ async function askToken() {
 
 async function listRuns() {
   if (document.hidden) return;
-  let runs;
+  let runs, age;
   try {
-    runs = await ask("/runs");
+    ({ answer: runs, age } = await askWithAge("/runs"));
   } catch (error) {
     if (!view) {
       state("lost", "no connection");
@@ -277,7 +277,7 @@ async function listRuns() {
   const select = $("runs");
   const wanted = view?.run ?? address().run;
   listed = runs;
-  keepRuns(runs);
+  keepRuns(runs, age);
   select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "silent" : run.phase})`, run.run)));
   if (!runs.length && !view) {
     state("over", "no runs yet");

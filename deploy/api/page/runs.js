@@ -2,13 +2,16 @@
 
 import { ask } from "/static/api.js";
 import { MOST_RUNS, address, go } from "/static/choice.js";
-import { chance, date, make, number, signed } from "/static/panels.js";
+import { chance, date, make, number, signed, span } from "/static/panels.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 300;
 const KEYS_SHOWN = 8;
 
+const OLD_S = 10;
+
 let runs = [];
+let age = 0;
 let configs = null;
 let asked = "";
 let order = { column: "updated", isUp: false };
@@ -34,8 +37,8 @@ let chosen = null; // the config keys that are columns; null for the first ones
 const keysShown = () => (configs?.keys ?? []).filter((key) => (chosen ?? byDefault()).includes(key));
 const byDefault = () => [...FIRST.filter((key) => configs.keys.includes(key)), ...configs.keys.filter((key) => !FIRST.includes(key))].slice(0, KEYS_FIRST);
 
-export function keepRuns(found) {
-  runs = found;
+export function keepRuns(found, seconds) {
+  [runs, age] = [found, seconds];
   if (address().view === "runs") drawRuns();
 }
 
@@ -69,7 +72,7 @@ function draw() {
   const compared = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
   found.sort((a, b) => (order.isUp ? 1 : -1) * compared(value(a), value(b)));
   const marked = others.length + 1;
-  $("run-count").textContent = `${found.length} of ${runs.length} runs${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}; ${marked} ${marked === 1 ? "is" : "are"} shown in the curves, at most ${MOST_RUNS}.`;
+  $("run-count").textContent = `${found.length} of ${runs.length} runs${found.length > SHOWN ? `, the first ${SHOWN} are shown` : ""}; ${marked} ${marked === 1 ? "is" : "are"} shown in the curves, at most ${MOST_RUNS}.${age > OLD_S ? ` The board does not answer: this is the list of ${span(age)} ago.` : ""}`;
   drawHeads();
   $("run-rows").replaceChildren(...found.slice(0, SHOWN).map((run) => lineOf(run, shown, others)));
 }

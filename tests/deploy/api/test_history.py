@@ -18,7 +18,7 @@ from deploy.api.history.curves import CurveCache
 from deploy.api.history.evaluations import MOST_EVALUATIONS, images_of, scores
 from deploy.api.history.routes import newest_adapter
 from protocol.config.run import RunConfig
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.status import MetricLine, RunStatus
 from tests.support.runs.ended import an_ended_run
 from tests.support.runs.long import a_long_run
@@ -165,7 +165,7 @@ def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
 
 
 def test_what_differs_is_told_and_seeds_make_a_group(client):
-    found = client.get("/configs", params={"run": ["mine_1", "mine_2", "other", "gone"]}).json()
+    found = client.get("/configs", params={"run": ["mine_1", "mine_2", "other"]}).json()
     assert found["keys"] == ["group.size", "status.heartbeat_s"], "what can change a result comes first"
     runs = found["runs"]
     assert set(runs) == {"mine_1", "mine_2", "other"}
@@ -173,6 +173,7 @@ def test_what_differs_is_told_and_seeds_make_a_group(client):
     assert [runs[name]["seed"] for name in ("mine_1", "mine_2")] == [1, 2]
     assert (runs["mine_1"]["values"]["group.size"], runs["other"]["values"]["group.size"]) == ("4", "8")
     assert set(client.get("/configs").json()["runs"]) == {"mine_1", "mine_2", "other", "long"}
+    assert client.get("/configs", params={"run": ["mine_1", "nosuch"]}).status_code == 404
     held = client.get("/runs/other/config").json()
     assert held["fields"]["group.size"] == 8
     assert "size: 8" in held["text"]

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from deploy.folder.run_folder import open_run_folder
-from flow.models.folder import completed
+from flow.models.completed import completed
 from protocol.config.parse import parse_config
 from protocol.messages import Adapter, LearnerState, digest_of
 from tests.support.commands import run_cli
@@ -313,7 +314,35 @@ def test_the_way_to_the_page_is_a_command_that_the_shell_finds(
     assert f"page      {shown} serve {run}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("option", "most"), [("--steps", "10000"), ("--count", "100000")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train toy_geneval --iterations 5", "No such option: --iterations (keys of the config have no dashes: write"),
+        ("train toy_geneval --lr 5", "write learner.learning_rate=…)"),
+        ("train toy_geneval --bogus", "(see `flowcredit train --help`)"),
+        ("config toy_geneval model=black-forest-labs/FLUX.1-dev", "write model.path=black-forest-labs/FLUX.1-dev"),
+        ("config toy_geneval model.dtype=bf16", "write model.dtype=bfloat16"),
+        ("config toy_geneval method=ppo", "unknown method 'ppo': write method=flow_grpo"),
+    ],
+)
+def test_the_words_of_other_programs_get_one_line_with_ours(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(monkeypatch, *words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_the_help_shows_the_commands_in_groups() -> None:
+    from deploy.cli.app import COMMANDS, GROUPS, app
+
+    shown = CliRunner().invoke(app, ["--help"], prog_name="flowcredit").output
+    places = [shown.index(f"─ {panel} ") for panel in GROUPS]
+    assert places == sorted(places)
+    assert sum(map(len, GROUPS.values())) == len(COMMANDS) == len(app.registered_commands)
+
+
+@pytest.mark.parametrize(("option", "most"), [("--steps", "10000"), ("--count", "1000")])
 def test_more_steps_or_images_than_anyone_needs_are_refused(
     option: str, most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,21 +130,30 @@ def test_a_shell_completes_commands_and_presets() -> None:
     assert completed("flowcredit train toy_g").split() == ["toy_geneval"]
 
 
-def test_what_init_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_credit", [False, True])
+def test_what_init_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_credit: bool) -> None:
     monkeypatch.chdir(tmp_path)
-    written = said("init", "work/mine").splitlines()
-    assert written[:-1] == [f"work/mine/{name}" for name in ("run.yaml", "scorer.py", "train.txt", "heldout.txt")]
+    written = said("init", "work/mine", *["--credit"] * has_credit).splitlines()
+    names = ("run.yaml", "scorer.py", "train.txt", "heldout.txt", *["credit.py"] * has_credit)
+    assert written[:-1] == [f"work/mine/{name}" for name in names]
+    config = load_config("work/mine/run.yaml")
+    assert config.credit.rule == ("work/mine/credit.py:late" if has_credit else "tree")
+    monkeypatch.chdir("work")  # the file's paths are its own folder's, whatever the working folder is
+    assert "8 prompts to train on, 4 held out" in said("train", "mine/run.yaml", "--dry-run")
+    monkeypatch.chdir(tmp_path)
     text = Path("work/mine/run.yaml").read_text()
     assert "$" not in text
     assert text.count("#") > 10
     assert "8 prompts to train on, 4 held out" in said("train", "work/mine/run.yaml", "--dry-run")
-    small = ("iterations=1", "group.size=2", "group.shard=2", "group.per_iteration=2", "sampling.steps=3")
+    small = ("iterations=1", "group.size=2", "group.shard=2", "group.per_iteration=2")
     said(
         "train", "work/mine/run.yaml", "--local", "--no-page", "--run", "run", *small, "evaluation.images_per_prompt=1"
     )
     lines = lines_of(tmp_path / "run")
     assert [line["iteration"] for line in lines] == [0, 1, 1]
     assert 0 < lines[1]["reward/mine"] < 1
+    if has_credit:
+        assert "credit.rule" in json.loads((tmp_path / "run" / "inputs.json").read_text())
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--out", "/proc/no"], "/proc/no cannot be written"),
         (["eval", "RUN", "evaluation.height=16"], "evaluation.height and evaluation.width must be given together"),
         (["eval", "RUN", "evaluation.height=16", "evaluation.width=17"], "must be multiples of 4, got 16 and 17"),
-        (["train"], "a preset must be named, or --run with a run to go on with"),
+        (["train"], "a preset must be named, or --run with a run to resume"),
         (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),
     ],
 )

@@ -17,7 +17,7 @@ from deploy.folder.run_folder import RunFolder, open_run_folder, require_usable
 from flowcredit.code import code_digest
 from learner.checkpoint import read_facts
 from protocol.errors import LeaseLostError, RunFolderError
-from protocol.files import by_iteration
+from protocol.ground.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 
 

@@ -42,6 +42,16 @@ def test_the_slow_side_is_named_and_what_needs_attention_is_counted():
     assert said(**facts | {"conditions": [false, false]}).endswith("; 2 conditions need attention.")
 
 
+def test_a_role_without_room_is_named_with_what_helps():
+    waits = PoolStatus(name="learner", desired=2, ready=0, busy=0, waiting=2)
+    many, one = (PoolStatus(name="rollout", desired=3, ready=ready, busy=0) for ready in (2, 1))
+    why = "learner has 0 of 2 actors; 2 wait for a node: one more needs 1 CPU"
+    unmet = Condition(type="PoolSettled/learner", status="False", reason="Unschedulable", message=why, since=1.0)
+    facts = SLOW | {"conditions": [unmet]}
+    assert said(**facts | {"pools": [many, waits]}) == f"Blocked: {why}; rollout makes room within seconds if it can."
+    assert said(**facts | {"pools": [one, waits]}) == f"Blocked: {why}; a further node helps."
+
+
 def test_a_run_that_does_not_go_on_says_why():
     ended = Rewards(heldout_first=0.4, heldout=0.55)
     assert said("finished", rewards=ended) == "Finished after 6 iterations: held-out score 0.400 → 0.550 (+0.150)."
@@ -52,7 +62,7 @@ def test_a_run_that_does_not_go_on_says_why():
     assert said("paused").startswith("Paused after iteration 6")
     assert said("starting").startswith("Starting: ")
     assert said("stopping").startswith("Stopping: ")
-    assert said("running", stale_since=5.0).startswith("Silent: ")
+    assert said("running", stale_since=5.0).startswith("No heartbeat: ")
 
 
 def test_a_change_has_its_interval_and_may_be_chance():

@@ -24,7 +24,7 @@ from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
 from deploy.presets import method_of
 from deploy.run.local import LocalFleet
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.status import Condition

@@ -13,7 +13,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from PIL import Image
 
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import metric_chart, side_bars
 from deploy.report.page import pairs_of, report_of, write_report
 from deploy.report.runs import groups_of, read_run, read_runs
@@ -131,7 +131,7 @@ def test_the_account_has_rates_and_a_bar_for_each_side(tmp_path, tiny_config):
     cluster = {"rollout_actors": 2, **roles}
     config = tiny_config(cluster=cluster, group={"size": 4, "per_iteration": 8})
     run = read_run(an_ended_run(tmp_path / "run", config, iterations=50, **WORK))
-    peak = Peak(tflops=1e-9, operations=lambda _: (2.0, 6.0))
+    peak = MfuPeak(tflops=1e-9, operations=lambda _: (2.0, 6.0))
     (group,) = groups_of([run])
     rates = rates_of(group, peak)
     assert rates

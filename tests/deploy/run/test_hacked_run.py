@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from deploy.cli.app import app
 from deploy.folder.read import lines_of
 from learner.checkpoint import read_checkpoint
-from protocol.files import ADAPTER_FILE, by_iteration, iteration_name
+from protocol.ground.files import ADAPTER_FILE, by_iteration, iteration_name
 from tests.support.runs.scene import Driver
 
 pytestmark = pytest.mark.whole
@@ -22,8 +22,8 @@ HACKED = [
     "group.shard=8",
     "group.per_iteration=2",
     "data.tags=[colors]",
-    "rewards={red: {scorer: 'benchmarks.scorers:Redness'}, mild: {scorer: 'tests.support.rewards.judges:Mild', use: "
-    "evaluate, args: {at: 0.06}}}",
+    "rewards={geneval: null, red: {scorer: 'benchmarks.scorers:Redness'},"
+    " mild: {scorer: 'tests.support.rewards.judges:Mild', use: evaluate, args: {at: 0.06}}}",
     "evaluation={every: 1, images_per_prompt: 2, steps: 2, component: red}",
     "checkpoint={every: 100, keep: 1}",
     "guards.hacking=stop",

@@ -78,6 +78,7 @@ def test_a_rule_of_finished_images_gets_rewards_and_needs_no_points(write: Any) 
         ("def mine(rewards):\n    return rewards.red", "mine.py, line 2"),
         ("def mine(rewards): return rewards[:, 1:] - rewards[:, 1:].nanmean(0)", "mine.needs_iteration = True"),
         ("import nothing_here", "cannot be imported: ModuleNotFoundError"),
+        ("import torch\ndef mine(rewards): return torch.rand(len(rewards), rewards.shape[1] - 1)", "take chance out"),
         (GAINS + "mine.needs_points = 'no'", "needs_points of credit.rule ./mine.py:mine must be True or False"),
     ],
 )

@@ -12,7 +12,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import Adapter, GenerateRequest, Prompt, Receipt, Scores
 from protocol.ports import Ports
-from rewards.scores import judged, mix_observed
+from rewards.scores import mix_observed, scored
 
 Config = Callable[..., RunConfig]
 
@@ -100,7 +100,7 @@ class FailingJudge(ReadingScorer):
     ) -> Scores:
         reward = await super().score_for_evaluation(images, prompts, metadata)
         fails = images[0, 0, 0, 0] == 0
-        judge = Scores.missing(len(images), "failed") if fails else judged(reward.values, {"strict": reward.values})
+        judge = Scores.missing(len(images), "failed") if fails else scored(reward.values, {"strict": reward.values})
         return mix_observed({"brightness": reward, "judge": judge}, {"brightness": 1.0})
 
 

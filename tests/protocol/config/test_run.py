@@ -95,6 +95,8 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
         ("learning_rate", "unknown key 'learning_rate': did you mean 'learner.learning_rate'?"),
         ("group.learnin_rate", "unknown key 'group.learnin_rate': did you mean 'learner.learning_rate'?"),
         ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
+        ("lr", "unknown key 'lr': write learner.learning_rate"),
+        ("batch_size", "unknown key 'batch_size': write group.per_iteration or group.size or model.forward_batch"),
         ("completion.zzz", "unknown key 'completion.zzz': known: every, rule, solver, spacing, substeps, tapers"),
     ],
 )

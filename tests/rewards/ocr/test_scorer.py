@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
-from rewards.ocr.scorer import enlarged, quoted_text
+from rewards.ocr.scorer import as_released, enlarged, quoted_text
 from rewards.scorer import build_scorer, check_prompts
 
 READINGS: list[list[str] | None] = [
@@ -64,14 +64,65 @@ def test_the_reward_is_one_minus_the_share_of_letters_to_change() -> None:
 
 def test_every_blank_of_unicode_is_left_out_where_flow_grpos_release_leaves_out_spaces_only() -> None:
     """A no-break space, a tab and a full-width space: the release counts each as a letter, so 0.8 and 0.6 there."""
-    scorer = build_scorer("ocr", engine=f"{__name__}:Parrot")
-    scores = scorer.score(numbered(9)[7:], ['a sign "Hel lo" here'] * 2, [{}] * 2)
-    assert scores.values.tolist() == [1.0, 1.0]
+    for form, values in (("folded", [1.0, 1.0]), ("flow_grpo", [0.8, 0.6])):
+        scorer = build_scorer("ocr", engine=f"{__name__}:Parrot", text=form)
+        scores = scorer.score(numbered(9)[7:], ['a sign "Hel lo" here'] * 2, [{}] * 2)
+        np.testing.assert_allclose(scores.values, values)
+
+
+class Echo:
+    """Reads a sign whose letters a test sets."""
+
+    shown = ""
+
+    def __init__(self, *, threads: int = 1) -> None:
+        """No engine."""
+
+    def read(self, image: np.ndarray) -> list[str]:
+        return [self.shown]
+
+
+@pytest.mark.parametrize(
+    ("target", "shown", "released"),
+    [
+        ("caf\u00e9", "cafe\u0301", 0.5),
+        ("DON\u2019T", "don't", 0.8),
+        ("A\u2013B", "A-B", 2 / 3),
+        ("\uff2f\uff30\uff25\uff2e", "OPEN", 0.0),
+        ("SA\u200bLE", "SALE", 0.8),
+        ("Wait\u2026", "Wait...", 0.4),
+        ("Sale \u2033", "sale \u201d", 0.8),
+        ("HELLO", "HELO", 0.8),
+    ],
+)
+def test_a_sign_that_shows_the_text_exactly_scores_one(
+    target: str, shown: str, released: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one does not show it."""
+    for prompt, read in ((target, shown), (shown, target)):
+        monkeypatch.setattr(Echo, "shown", read)
+        folded, as_released = (
+            build_scorer("ocr", engine=f"{__name__}:Echo", text=form).score(numbered(1), [f'a "{prompt}"'], [{}])
+            for form in ("folded", "flow_grpo")
+        )
+        assert folded.values[0] == (1.0 if target != "HELLO" else pytest.approx(0.8 if prompt == target else 0.75))
+        if prompt == target:
+            assert as_released.values[0] == pytest.approx(released)
+
+
+def test_the_form_of_the_release_is_its_own_arithmetic() -> None:
+    for text in ("Hel lo", "\u0130stanbul", "Stra\u00dfe \u00a0", "A\u2013B\t", "\uff2f\u3000"):
+        assert as_released(text) == text.replace(" ", "").lower()
+    with pytest.raises(ScorerError, match=r"text of ocr must be one of .* did you mean 'flow_grpo'"):
+        build_scorer("ocr", text="flow-grpo")
 
 
 def test_the_target_is_the_text_between_the_first_pair_of_quotes() -> None:
     assert quoted_text('a "First" and a "Second"') == "First"
-    for broken in ("no quotes", 'one " only', 'an empty "" one', 'a blank "  " one', "“curly” ones"):
+    assert quoted_text('a "First"" one" after it') == "First"
+    with pytest.raises(PromptError, match="quotes in pairs, got 3 of them"):
+        quoted_text('a 5" screen that shows "HELLO"')
+    for broken in ("no quotes", 'one " only', 'an empty "" one', 'a blank "  " one', "“curly” ones", 'zero "\u200b"'):
         with pytest.raises(PromptError, match="double quotes"):
             quoted_text(broken)
 

@@ -1,16 +1,18 @@
-"""Find a class or function by `package.module:Name` or `folder/file.py:Name`: a scorer, a tracker, a credit rule."""
+"""Find a class or function by `package.module:Name` or `folder/file.py:Name`: a scorer, a tracker, a credit rule, an
+objective."""
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flowcredit.start import PACKAGES
-from protocol.errors import ConfigError, named_line, suggest
-from protocol.resources import resolve
+from flowcredit.packages import PACKAGES
+from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, suggest
+from protocol.ground.files import sha256_of
+from protocol.ground.resources import resolve
 
 
 def find_class(path: str) -> type:
@@ -28,6 +30,11 @@ def find_function(path: str) -> Callable[..., Any]:
     return _find(path, "function", lambda value: callable(value) and not isinstance(value, type))
 
 
+def find_either(path: str) -> Callable[..., Any]:
+    """Import the class or function at `path`; the rest is as for `find_class`."""
+    return _find(path, "class or function", callable)
+
+
 def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     file = file_of(path)
     source, _, name = path.rpartition(":")
@@ -39,6 +46,50 @@ def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
         where = f"file {file}" if file else f"module {source!r}"
         raise ConfigError(f"{where} {what} {name!r}: {suggest(name, known)}")
     return found
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a name is an import path, not that of something built in."""
+    return ":" in name
+
+
+def require_known(key: str, name: str, known: Iterable[str]) -> str:
+    """Return the name if it is built in or an import path.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if name not in known and not is_path(name):
+        raise ValueError(
+            f"{key} must be one of {list(known)} or an import path such as ./mine.py:function, got {name!r}:"
+            f" {suggest(name, known)}"
+        )
+    return name
+
+
+def call_own(key: str, path: str, *given: Any) -> Any:
+    """Call the function at an import path, which a user wrote.
+
+    Args:
+        key: the config key that names it, for the error message.
+        path: its import path.
+        given: its arguments.
+
+    Raises:
+        ContractError: it raises; the message names the line in its file.
+    """
+    try:
+        return find_function(path)(*given)
+    except FlowcreditError:
+        raise
+    except Exception as error:
+        raise ContractError(f"{key} {path} must not fail, got {named_line(error, foreign_file(path))}") from error
+
+
+def file_digests(paths: Mapping[str, str]) -> dict[str, str]:
+    """Compute the sha256 of the file that each import path names, by the path's key; names and modules are left out."""
+    files = {key: file_of(path) for key, path in paths.items()}
+    return {key: sha256_of(file) for key, file in files.items() if file and file.is_file()}
 
 
 def file_of(path: str) -> Path | None:
