@@ -8,7 +8,7 @@ kind with replacement, the same ones in both evaluations. That interval covers t
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from deploy.folder.heldout import SCORE, HeldoutScores
 from protocol.status import Document
@@ -103,7 +103,7 @@ def group_difference(
         return None
     pooled = sum(((group - group.mean()) ** 2).sum() for group in (one, other)) / freedom
     error = np.sqrt(pooled * (1 / len(one) + 1 / len(other)) + np.nanvar(drawn))
-    value, half = other.mean() - one.mean(), t.ppf((1 + LEVEL) / 2, freedom) * error
+    value, half = other.mean() - one.mean(), stdtrit(freedom, (1 + LEVEL) / 2) * error
     return Difference(value=value, low=value - half, high=value + half, prompts=prompts, has_seeds=True)
 
 
