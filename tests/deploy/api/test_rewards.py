@@ -313,7 +313,7 @@ class Moods(Redness):
         if prompts[0] == "hang":
             time.sleep(3600)
         if prompts[0] == "die":
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         if prompts[0] == "interrupt":
             raise KeyboardInterrupt
         if prompts[0] == "exit":
