@@ -21,7 +21,7 @@ from protocol.ground.resources import resolve
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 """Class of the schedulers whose sigmas `flow.maths.schedule` computes."""
 CORE_PARTS = "transformer", "vae", "scheduler"
-"""Parts of every pipeline."""
+"""What every pipeline has."""
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
 """VAEs that a tiny decoder can replace: others pack their latents or decode them as the frames of a video."""
 DISTILLED_NAMES = ("turbo", "schnell", "lightning", "hyper", "lcm")
@@ -138,8 +138,8 @@ class Located:
         if path is None:
             return None
         is_remote, revision = is_on_hub(path), self.model.tiny_decoder_revision
-        place = tiny_decoder_folder(path, revision, is_whole=is_whole) if is_remote else resolve(path)
-        tiny, vae = (_decoder_facts(file) for file in (place / "config.json", self.folder / "vae" / "config.json"))
+        folder = tiny_decoder_folder(path, revision, is_whole=is_whole) if is_remote else resolve(path)
+        tiny, vae = (_decoder_facts(file) for file in (folder / "config.json", self.folder / "vae" / "config.json"))
         if tiny is None or tiny.kind != "AutoencoderTiny":
             raise ModelError(
                 f"model.tiny_decoder must be an AutoencoderTiny in diffusers' format, got {path}: take"
@@ -156,7 +156,7 @@ class Located:
                 f" their size, got {path} for {tiny.channels} channels and {tiny.scale} times: take the one that was"
                 " made for this model"
             )
-        return place
+        return folder
 
 
 def locate(model: ModelConfig, *, is_whole: bool = False) -> Located:

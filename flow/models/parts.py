@@ -48,16 +48,16 @@ def read_part(
     return read_model(kind, located.folder / part, _what(located, part), is_outline=is_outline, **options)
 
 
-def read_model(kind: Any, place: Path, what: str, *, is_outline: bool = False, **options: Any) -> Any:
+def read_model(kind: Any, folder: Path, what: str, *, is_outline: bool = False, **options: Any) -> Any:
     """Read a model of a class from its own folder, like `read_part`; `what` names it in errors."""
-    require_plain_weights(place, what=what, error=ModelError, remedy=UNQUANTISED)
-    read_settings(place / "config.json")
-    options |= {"local_files_only": True, "variant": _variant(place, _stem(kind))}
+    require_plain_weights(folder, what=what, error=ModelError, remedy=UNQUANTISED)
+    read_settings(folder / "config.json")
+    options |= {"local_files_only": True, "variant": _variant(folder, _stem(kind))}
     if is_outline and _stem(kind) == STEMS["diffusers"]:
-        model = _outline(kind, place, what)
+        model = _outline(kind, folder, what)
     else:
         options |= {"device_map": "meta"} if is_outline else {}
-        model = load_whole(kind.from_pretrained, place, what=what, error=ModelError, **options)
+        model = load_whole(kind.from_pretrained, folder, what=what, error=ModelError, **options)
     if kind.__name__ in IMAGE_VAES:
         unknown = [key for key in ("scaling_factor", "shift_factor") if model.config.get(key) is None]
         if unknown:
@@ -73,12 +73,12 @@ def read_tiny_decoder(located: Located, *, dtype: torch.dtype | None = None, is_
     """Read the decoder that `model.tiny_decoder` names; None without one. See `read_part`."""
     from diffusers import AutoencoderTiny
 
-    path, place = located.model.tiny_decoder, located.tiny_decoder(is_whole=not is_outline)
-    if path is None or place is None or (is_outline and may_lack_weights(path, place)):
+    path, folder = located.model.tiny_decoder, located.tiny_decoder(is_whole=not is_outline)
+    if path is None or folder is None or (is_outline and may_lack_weights(path, folder)):
         return None
     options = {"dtype": dtype} if dtype else {}
     what = f"model.tiny_decoder {path}"
-    return read_model(AutoencoderTiny, place, what, is_outline=is_outline, **options)
+    return read_model(AutoencoderTiny, folder, what, is_outline=is_outline, **options)
 
 
 def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_outline: bool = False) -> dict[str, Any]:
@@ -165,26 +165,26 @@ def transformer_settings(located: Located) -> dict[str, Any]:
     return defaults | located.transformer
 
 
-def may_lack_weights(path: str, place: Path) -> bool:
+def may_lack_weights(path: str, folder: Path) -> bool:
     """Tell whether a part's weights are not here yet and need not be: of a hub id, or of configs that we ship."""
-    return (is_on_hub(path) or is_known(place)) and not has_weights(place)
+    return (is_on_hub(path) or is_known(folder)) and not has_weights(folder)
 
 
-def has_weights(place: Path) -> bool:
+def has_weights(folder: Path) -> bool:
     """Tell whether a part's folder holds all its weights, as far as their index or their one file says."""
-    files = [file for stem in STEMS.values() for file in _files(place, stem)]
-    return all(file.exists() for file in files) if files else any(place.glob("*.bin"))
+    files = [file for stem in STEMS.values() for file in _files(folder, stem)]
+    return all(file.exists() for file in files) if files else any(folder.glob("*.bin"))
 
 
-def _outline(kind: Any, place: Path, what: str) -> Any:
+def _outline(kind: Any, folder: Path, what: str) -> Any:
     """Make a model of diffusers without memory, and compare its tensors with the headers of its weights."""
     from accelerate import init_empty_weights
 
-    files = _files(place, STEMS["diffusers"])
-    settings = loaded(kind.load_config, place, what=what, error=ModelError, local_files_only=True)
+    files = _files(folder, STEMS["diffusers"])
+    settings = loaded(kind.load_config, folder, what=what, error=ModelError, local_files_only=True)
     with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
-    if not files and any(place.glob("*.bin")):
+    if not files and any(folder.glob("*.bin")):
         return model  # pickled weights have no header
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
@@ -207,26 +207,26 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
         return {name: torch.empty(held.get_slice(name).get_shape(), device="meta") for name in held.keys()}  # noqa: SIM118
 
 
-def _files(place: Path, stem: str) -> list[Path]:
+def _files(folder: Path, stem: str) -> list[Path]:
     """Return the files of a part's weights: those that their index names, or the one file."""
-    variant = _variant(place, stem)
-    index = place / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
+    variant = _variant(folder, stem)
+    index = folder / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
     if index.exists():
         try:
             return sorted(
-                {place / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
             )
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return [index]  # no safetensors file, so that reading it names it
-    one = place / (f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors")
+    one = folder / (f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors")
     return [one] if one.exists() else []
 
 
-def _variant(place: Path, stem: str) -> str | None:
+def _variant(folder: Path, stem: str) -> str | None:
     """Return `fp16` if a part has weights in this variant only; None takes the plain ones."""
     plain = [f"{stem}.safetensors", f"{stem}.safetensors.index.json", "pytorch_model.bin", f"{stem}.bin"]
     halved = [f"{stem}.fp16.safetensors", f"{stem}.safetensors.index.fp16.json"]
-    has_plain, has_half = (any((place / name).exists() for name in names) for names in (plain, halved))
+    has_plain, has_half = (any((folder / name).exists() for name in names) for names in (plain, halved))
     return "fp16" if has_half and not has_plain else None
 
 
