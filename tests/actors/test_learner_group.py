@@ -217,6 +217,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
     run(scenario())
 
 
+@pytest.mark.whole
 def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
     config = config_of(tiny_config, 2)
