@@ -165,7 +165,7 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
     async def scenario() -> None:
         async with group_of(config) as group:
             await update(group, 1)
-            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3: .* take one of 1, 2, 4, 8"):
+            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3"):
                 group.scale(3)
             group.scale(4)
             await until(lambda: (group.status().ready, group.status().waiting) == (2, 2))

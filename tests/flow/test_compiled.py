@@ -128,13 +128,13 @@ def test_too_many_graphs_end_with_an_error_instead_of_uncompiled_blocks(
     for number in range(3):
         assert torch.equal(pile(rows, number), rows * number**3)
     assert len(graphs) == 3
-    with pytest.raises(ModelError, match="^model.compile must need at most 3 graphs for one kind of block, got more"):
+    with pytest.raises(ModelError, match="^model.compile .*at most 3 graphs"):
         pile(rows, 4)
 
 
 def test_a_torch_that_cannot_promise_equal_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flow.compiled.SAME_BITS", {"eager": {"no_such_option": True}})
-    with pytest.raises(ModelError, match="^model.compile=eager needs torch 2.10 or newer, got .*: no .* option$"):
+    with pytest.raises(ModelError, match="^model.compile=eager needs torch 2.10"):
         CompiledBlocks(Pile(), "eager", device="cpu")
 
 
