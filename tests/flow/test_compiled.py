@@ -19,7 +19,7 @@ from tests.support.worlds.compilers import COUNTING, compiled_graphs
 from tests.support.worlds.tiny_models import write_flux, write_sd3, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
-WRITERS = [write_sd3, write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image]
+SLOWER = (write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image)
 
 
 @pytest.fixture
@@ -57,7 +57,13 @@ def velocity(backbone: PipelineBackbone, rows: int = 2, text: str = "a cat") -> 
 
 
 @pytest.mark.parametrize(
-    ("write", "has_checkpointing"), [*((write, False) for write in WRITERS), (write_sd35, True), (write_flux, True)]
+    ("write", "has_checkpointing"),
+    [
+        (write_sd3, False),
+        (write_flux, True),
+        *(pytest.param(write, False, marks=pytest.mark.whole) for write in SLOWER),
+        pytest.param(write_sd35, True, marks=pytest.mark.whole),
+    ],
 )
 def test_a_call_without_a_gradient_runs_the_graphs_of_one_with_a_gradient(
     graphs: list[Any], tmp_path: Path, write: Callable[[Path], Path], has_checkpointing: bool
