@@ -42,7 +42,8 @@ def config(tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def metrics_of(run: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (trained,) = [line for line in lines if "train/loss" in line]
-    return {name: value for name, value in trained.items() if name.startswith(("train/", "step_reward/", "reward/mean"))}
+    shown = ("train/", "step_reward/", "reward/mean")
+    return {name: value for name, value in trained.items() if name.startswith(shown)}
 
 
 def test_a_run_earns_and_learns_what_the_functions_of_the_page_say(
