@@ -36,22 +36,22 @@ def test_autoencoded_renders_are_read_right_in_95_percent_of_scenes_of_every_kin
     assert min(accuracy.values()) >= 0.95
 
 
-@pytest.mark.parametrize("color", COLOURS)
 @pytest.mark.parametrize("label", SHAPES)
-def test_each_shape_in_each_colour_is_named_and_boxed_to_half_a_pixel(label: str, color: str) -> None:
-    scene = one_shape(label, color, x=14.3, y=17.8)
-    (found,) = ShapeDetector().detect(render(scene)[None])[0]
-    assert (found.label, found.color) == (label, color)
-    assert np.abs(np.subtract(found.box, scene.shapes[0].box)).max() < 0.5
-    assert 0.9 < found.score <= 1.0
+def test_each_shape_in_each_colour_is_named_and_boxed_to_half_a_pixel(label: str) -> None:
+    for color in COLOURS:
+        scene = one_shape(label, color, x=14.3, y=17.8)
+        (found,) = ShapeDetector().detect(render(scene)[None])[0]
+        assert (found.label, found.color) == (label, color)
+        assert np.abs(np.subtract(found.box, scene.shapes[0].box)).max() < 0.5
+        assert 0.9 < found.score <= 1.0
 
 
-@pytest.mark.parametrize("color", COLOURS)
-def test_half_a_shape_is_not_that_shape(color: str) -> None:
-    for label in SHAPES:
+@pytest.mark.parametrize("label", SHAPES)
+def test_half_a_shape_is_not_that_shape(label: str) -> None:
+    for color in COLOURS:
         image = render(one_shape(label, color))
         image[:, 16:] = GROUND
-        assert [d.label for d in ShapeDetector().detect(image[None])[0] if d.label == label] == []
+        assert label not in [found.label for found in ShapeDetector().detect(image[None])[0]], color
 
 
 def test_half_a_circle_and_half_a_square_are_no_objects() -> None:
