@@ -149,7 +149,7 @@ def test_a_long_run_is_drawn_from_few_points(visit):
         page.execute_script(f"return document.querySelector('#heat canvas').{side}") for side in ("height", "width")
     )
     assert height == 28
-    assert page.execute_script(SERIES, "#reward-chart") == ["reward", "held-out score", "clip"]
+    assert page.execute_script(SERIES, "#reward-chart") == ["reward", "clip"]
     assert 200 < width <= 301
     assert "A gain is the contribution of one denoising step" in page.execute_script(
         "return document.querySelector('.explain').textContent"
