@@ -54,7 +54,7 @@ def show_run(status: RunStatus) -> RenderableType:
         facts.add_row("held-out score", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}{change}")
     if sizes := step_rewards_of(metrics):
         facts.add_row("step reward", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
-    if status.credit:
+    if status.credit and sizes:
         example = f" Example: {status.credit.example}" if status.credit.example else ""
         facts.add_row("credit", Text(f"{status.credit.rule}{example}", "dim"))
     if metrics.get("train/ratio_mean") is not None:

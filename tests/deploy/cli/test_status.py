@@ -92,7 +92,7 @@ def test_a_run_that_starts_shows_no_empty_facts():
     console = Console(width=80, record=True, file=StringIO())
     console.print(show_run(status))
     assert "none" not in (said := console.export_text())
-    assert not any(head in said for head in ("reward", "held-out", "gain by step", "update", "seconds"))
+    assert not any(head in said for head in ("reward", "held-out", "step reward", "update", "seconds"))
 
 
 @pytest.mark.parametrize(
