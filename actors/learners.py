@@ -415,10 +415,11 @@ class LearnerGroup:
         size = min(desired, _power_of_two(len(self._workers) + len(ready)))
         missing = max(0, size - len(self._workers))
         joining, spare = ready[:missing], ready[missing:] if size == desired else []
-        leaving = self._workers[size:]
+        workers = sorted(self._workers, key=lambda worker: worker.member.state == "waiting")  # the dead leave first
+        leaving = workers[size:]
         if joining and self._workers and not await self._restored(joining):
             return
-        self._workers = [*self._workers[:size], *joining]
+        self._workers = [*workers[:size], *joining]
         self._joining = [worker for worker in self._joining if worker not in (*joining, *spare)]
         for worker in (*leaving, *spare):
             self._ended_s += worker.busy_s

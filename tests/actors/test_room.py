@@ -133,6 +133,21 @@ def test_idle_actors_on_a_dead_node_are_no_longer_ready_within_seconds(tiny_conf
     run_at_once(scenario())
 
 
+def test_a_smaller_group_goes_on_without_the_worker_that_is_dead(tiny_config, monkeypatch):
+    async def scenario() -> None:
+        nodes = FakeNodes(layout := ["LW", "LR"], monkeypatch)
+        fleet = fleet_of(tiny_config, nodes, layout)
+        await fleet.start()
+        nodes.lose(0)
+        await fleet.becomes(lambda: fleet.counts()["le"] == (1, 2), within_s=2 * LOOK_S)
+        fleet.scale("learner", 1)
+        assert (await fleet.learner.update([]))["update/workers"] == 1
+        assert (fleet.counts()["le"], nodes.homes("L")) == ((1, 1), ["n1"])
+        fleet.stop()
+
+    run_at_once(scenario())
+
+
 def test_a_smaller_size_acts_on_a_group_that_is_being_rebuilt(tiny_config, monkeypatch):
     """Nobody can end for it: with one worker desired it does not wait for a second one."""
 

@@ -24,7 +24,7 @@ LAYOUTS = {
     "RR-RL-LW": ("cluster.rollout.placement=pack", "cluster.learner.placement=spread"),
     "RR-RW-LL": ("cluster.rollout.placement=pack", "cluster.learner.placement=pack"),
 }
-"""The ways to put them on three nodes, and words that make each likely; all start at the same time."""
+"""The ways to put them on three nodes, and words that favour each; all start at once, so the row says what came."""
 LETTERS = {"rollout": "R", "learner": "L", "reward/redness": "W"}
 FAULTS = ("cable", "kill", "power")
 """The cable is pulled, Ray's processes are killed and started again by their service, the power is cut."""
