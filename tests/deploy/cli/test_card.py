@@ -23,12 +23,16 @@ class Hub(BaseHTTPRequestHandler):
     kept: ClassVar[dict[str, bytes]] = {}
     token = "Bearer hf_test"
 
+    @property
+    def home(self) -> str:
+        return f"http://{self.headers['Host']}"
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Authorization") != self.token:
             return self._say({"error": "Invalid credentials"}, status=401)
         if self.path.endswith("/repos/create"):
-            return self._say({"url": f"http://hub/{json.loads(body)['name']}"})
+            return self._say({"url": f"{self.home}/me/{json.loads(body)['name']}"})
         if self.path.endswith("/validate-yaml"):
             return self._say({"errors": [], "warnings": []})
         if "/preupload/" in self.path:
@@ -37,7 +41,7 @@ class Hub(BaseHTTPRequestHandler):
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 self.kept[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        return self._say({"commitUrl": "http://hub/me/dark/commit/1", "commitOid": "1", "success": True})
+        return self._say({"commitUrl": f"{self.home}/me/dark/commit/1", "commitOid": "1", "success": True})
 
     def _say(self, answer: dict[str, Any], status: int = 200) -> None:
         text = json.dumps(answer).encode()
@@ -85,7 +89,7 @@ def test_a_folder_and_an_upload_have_a_card_with_scores_images_and_config(
 
     monkeypatch.setattr(Hub, "token", "Bearer hf_test")
     assert run_cli(monkeypatch, "export", str(run), str(tmp_path / "merged"), "--push", "me/dark") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "http://hub/me/dark/commit/1"
+    assert capsys.readouterr().out.splitlines()[-1].endswith("/me/dark/commit/1")
     assert set(hub) == {"README.md", "before_after.png", "pytorch_lora_weights.safetensors"}
     assert len(load(hub["pytorch_lora_weights.safetensors"])) > 0
     scores = evaluation_scores(run)
