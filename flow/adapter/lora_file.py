@@ -156,8 +156,8 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
     lacking = sorted({name.rpartition(".lora_")[0] for name in tensors if ".lora_" in name} - set(per_module))
     if per_module and lacking:
         raise ModelError(
-            f"model.lora.start {path} must state alpha for all modules or for none, got none for {lacking[0]}: add it, or"
-            f" {CONVERT}"
+            f"model.lora.start {path} must state alpha for all modules or for none, got none for {lacking[0]}: add it,"
+            f" or {CONVERT}"
         )
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     stated = [settings.get("lora_alpha"), *(settings.get("alpha_pattern") or {}).values()]
