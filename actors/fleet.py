@@ -10,6 +10,7 @@ from actors.pool.nodes import NodeFailures, free_resources
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
+from actors.room import Role, Room, has_room
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError
 from protocol.messages import Adapter, Prompt
@@ -24,6 +25,7 @@ class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     _bundles: Bundles | None = None
+    _watching: "asyncio.Task[None] | None" = None
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         config = config.for_another_folder()
@@ -38,8 +40,8 @@ class RayEvaluators:
         return EvaluationPorts(rollouts=self.rollouts, rewards=self.rewards, adapters=self.rollouts)
 
     async def start(self) -> None:
-        """Return when every actor is ready."""
         await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
+        self._watching = asyncio.create_task(Room(lambda: [*self._roles.values()], reserved=self._reserved).watch())
 
     async def _start_scorers(self) -> None:
         if self._bundles:
@@ -47,7 +49,6 @@ class RayEvaluators:
         await asyncio.gather(*(pool.start() for pool in self.rewards.pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""
         await self.rewards.check(prompts)
 
     async def first_adapter(self) -> Adapter:
@@ -55,9 +56,22 @@ class RayEvaluators:
         return await self.rollouts.first_adapter()
 
     def stop(self) -> None:
-        """End every actor."""
+        if self._watching:
+            self._watching.cancel()
         for pool in self._pools.values():
             pool.stop()
+
+    @property
+    def _roles(self) -> Mapping[str, Role]:
+        """The roles by name, the most needed one first."""
+        return self._pools
+
+    def _reserved(self, role: str) -> Mapping[str, float]:
+        """Return what one actor of a role reserves outside bundles, by resource."""
+        cluster = self._config.cluster
+        if role.startswith("reward/"):
+            return self._config.rewards[role.removeprefix("reward/")].reserved(cluster.reward)
+        return {} if self._bundles else cluster.roles[role].reserved
 
     @property
     def _pools(self) -> dict[str, ActorPool]:
@@ -77,37 +91,36 @@ class RayFleet(RayEvaluators):
 
     @property
     def ports(self) -> Ports:
-        """The four ports; the same objects before and after a restart of the learner."""
         return Ports(rollouts=self.rollouts, rewards=self.rewards, learner=self.learner, adapters=self.rollouts)
 
     async def start(self) -> None:
-        """Return when every actor is ready."""
         await asyncio.gather(self.learner.start(), super().start())
 
     async def restart_learner(self) -> None:
-        """Replace the learner group by one in the state of iteration 0; all other actors go on."""
+        """Replace the learner group by one in the state of iteration 0; all other actors go on.
+
+        Those that wait for a node would take its room.
+        """
+        for pool in self._pools.values():
+            pool.hold(self.learner.name)
         await self.learner.restart()
 
     def stop(self) -> None:
-        """End every actor."""
         super().stop()
         self.learner.stop()
         if self._bundles:
             self._bundles.remove()
 
     def pools(self) -> list[PoolStatus]:
-        """Describe every pool."""
         both = [self.rollouts.pool.status(), self.learner.status()]
         rollouts, learner = (pool.model_copy(update={"is_resizable": not self._bundles}) for pool in both)
         return [rollouts, *self.rewards.statuses(), learner]
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every actor."""
         pooled = [actor for pool in self._pools.values() for actor in pool.actors()]
         return [*self.learner.actors(), *pooled]
 
     def busy_seconds(self) -> dict[str, float]:
-        """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""
         return {name: pool.busy_s for name, pool in self._pools.items()} | {"learner": self.learner.busy_s}
 
     def queues(self) -> dict[str, int]:
@@ -120,33 +133,30 @@ class RayFleet(RayEvaluators):
         Raises:
             PoolError: no such pool, or a size that it cannot have.
         """
-        resizable: dict[str, ActorPool | LearnerGroup] = {**self._pools, self.learner.name: self.learner}
-        if pool not in resizable:
-            raise PoolError(f"the pools are {', '.join(resizable)}, got {pool!r}")
+        if pool not in self._roles:
+            raise PoolError(f"the pools are {', '.join(self._roles)}, got {pool!r}")
         if self._bundles and pool in (self.rollouts.pool.name, self.learner.name):
             raise PoolError(f"{pool} cannot be scaled to {size}: {FIXED_SIZE}")
-        resizable[pool].scale(size)
+        self._roles[pool].scale(size)
 
     def shortage(self, pool: str) -> str:
-        """Say why actors of this pool wait for a node; empty if one has room. Takes time: call it in a thread."""
-        cluster, free = self._config.cluster, list(free_resources().values())
-        role = {self.rollouts.pool.name: cluster.rollout, self.learner.name: cluster.learner}.get(pool)
-        if role is None:
-            return shortage_of(self._config.rewards[pool.removeprefix("reward/")].reserved(cluster.reward), free)
-        return self._bundles.shortage(free) if self._bundles else shortage_of(role.reserved, free)
+        free = list(free_resources().values())
+        if self._bundles and not pool.startswith("reward/"):
+            return self._bundles.shortage(free)
+        return shortage_of(self._reserved(pool), free)
+
+    @property
+    def _roles(self) -> Mapping[str, Role]:
+        return {self.learner.name: self.learner, **self._pools}
 
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
     """Say which resources one more actor lacks.
 
-    Args:
-        needs: what one actor reserves, by resource.
-        nodes: free resources of each node.
-
     Returns:
         One line; empty if a node has room.
     """
-    if any(all(node.get(name, 0.0) >= need for name, need in needs.items()) for node in nodes):
+    if any(has_room(needs, node) for node in nodes):
         return ""
     free = {name: sum(node.get(name, 0.0) for node in nodes) for name in needs}
     return ", ".join(

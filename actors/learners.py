@@ -2,22 +2,21 @@
 
 | event                       | what the group does                                                                  |
 |-----------------------------|--------------------------------------------------------------------------------------|
-| a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0, of    |
-|                             | the old size, or of a smaller one that is desired                                    |
+| a worker dies or hangs      | `LearnerFailedError`; `restart` makes a new group in the state of iteration 0        |
+| some workers find no node   | the group begins without them; they are further workers                              |
 | a worker raises             | the call ends with its error at once; the next update starts from the same state     |
-| a larger size is desired    | further workers start while the group goes on unchanged until all are ready          |
+| a larger size is desired    | further workers start while the group goes on unchanged                              |
 | one of them dies meanwhile  | another one starts; the group goes on                                                |
 | they are ready, or a        | before the next update they get the state, surplus workers end, and the lanes are    |
-| smaller size is desired     | distributed anew                                                                     |
+| smaller size is desired     | distributed anew, to the largest possible size up to the desired one                 |
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from typing import Any, cast
 
 import ray
@@ -25,7 +24,7 @@ import torch
 
 from actors.pool.alike import require_same_facts
 from actors.pool.bundles import Bundles
-from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer, whereabouts
+from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
 from flow.device import computing_facts, library_facts, take_device
@@ -35,7 +34,7 @@ from learner.update.workers import P, Result, Work, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
-from protocol.import_path import file_digests
+from protocol.ground.import_path import file_digests
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
 from protocol.ports import Metrics
 from protocol.status import ActorStatus, PoolStatus
@@ -46,6 +45,8 @@ LINGER_S = 2.0
 only together with a reference of the driver's own. If a worker drops the last reference, the entry stays until the run
 ends, and holds the whole object if that is small. The workers drop theirs at the end of the update, so two seconds are
 long enough."""
+SETTLE_S = 10.0
+"""Seconds for which a group that starts again and has a worker waits for a node for the others."""
 
 
 @ray.remote(**HEARTBEAT)
@@ -64,7 +65,6 @@ class LearnerWorker(Alive):
         return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
-        """Run a method of the learner and return its result."""
         return getattr(self._learner, method)(*args, **named)
 
     @ray.method(num_returns=2)
@@ -122,7 +122,7 @@ class RemoteWorker:
         self.fetched = await self._busy(fetched)
         return kept
 
-    async def ask(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call_uncounted(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Do as `call` does; the call does not count as work."""
         return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
 
@@ -155,8 +155,8 @@ class LearnerGroup:
     """The workers in the order of their seats. A dead or hanging worker raises `LearnerFailedError`."""
 
     name = "learner"
-    is_empty = has_failed = False
-    """Read by `Starts`: further workers wait for a node as long as necessary."""
+    has_failed = False
+    """Read by `Starts`."""
 
     def __init__(
         self,
@@ -182,44 +182,62 @@ class LearnerGroup:
         self._bundles = bundles
         self._make_room = make_room
         self._desired = self._role.workers
+        self.held_for = ""
+        """The role for which it is held, see `ActorPool.hold`; empty if it is not."""
         self._facts: dict[str, str] = {}
         self._files = file_digests(config.own_functions)
         self._restarts: dict[int, int] = {}
         self._ended_s = 0.0
+        self._workers: list[RemoteWorker] = []
         self._joining: list[RemoteWorker] = []
         self._starts = self._new_starts()
-        self._workers = [self._new_worker(slot) for slot in range(self._desired)]
 
     @property
     def busy_s(self) -> float:
         """Seconds that all workers spent in calls so far."""
         return self._ended_s + sum(worker.busy_s for worker in self._workers)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker is ready."""
+        return not (self._workers or self._joining)
+
     async def start(self) -> None:
-        """Return when every worker is ready.
+        """Return when every worker is ready, or when one is and the others have waited until their deadline for a node.
 
         Raises:
-            LearnerFailedError: one of them died, or found no node in time.
+            LearnerFailedError: one of them died, or none found a node in time.
             InputError: a worker would round differently from the first.
         """
-        await asyncio.gather(*(self._start(worker) for worker in self._workers))
-        await self._assign_seats()
+        await self._start(patience_s=self._role.timeout_s)
+
+    async def _start(self, *, patience_s: float) -> None:
+        members = [Member(slot, restarts=self._restarts.get(slot, 0)) for slot in range(self._size)]
+        starts = {self._starts.begin(member, is_needed=True) for member in members}
+        while starts:
+            done, starts = await asyncio.wait(starts, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            for start in done:
+                if not start.cancelled():
+                    start.result()
+            if not done and self._joining and all(member.state == "waiting" for member in self._starts.members):
+                break
+        for member in members:
+            self._starts.cancel(member)
+        if self.is_empty:
+            raise LearnerFailedError("every learner worker was lost with its node before the group began")
+        await self._resize()
+        self._demand()
 
     async def restart(self) -> None:
-        """Replace all workers by new ones in the state of iteration 0.
-
-        A larger size that was desired but not yet reached goes on waiting, so it cannot keep the group from starting.
-        """
+        """Replace all workers by new ones in the state of iteration 0; those that find no node in time join later."""
         for worker in self._workers:
             if worker.has_failed:
                 self._nodes.failed(worker.actor)
                 self._restarts[worker.member.slot] = worker.member.restarts + 1
         self.stop()
-        self._joining, self._starts = [], self._new_starts()
+        self._workers, self._joining, self._starts = [], [], self._new_starts()
         self._facts = {}
-        self._workers = [self._new_worker(slot) for slot in range(min(self._desired, len(self._workers)))]
-        await self.start()
-        self.scale(self._desired)
+        await self._start(patience_s=SETTLE_S)
 
     async def update(self, groups: "Sequence[asyncio.Future[ScoredGroup]]") -> Metrics:
         """Learn from one iteration's groups; a size that is desired and ready takes effect first."""
@@ -242,14 +260,12 @@ class LearnerGroup:
 
     async def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update. The call does not count as work."""
-        return await self._workers[0].ask(Learner.credit, group)
+        return await self._workers[0].call_uncounted(Learner.credit, group)
 
     async def state(self) -> LearnerState:
-        """Copy everything that is needed to resume exactly."""
         return await self._workers[0].call(Learner.state)
 
     async def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
         await asyncio.gather(*_restoring(self._workers, state))
 
     def scale(self, size: int) -> None:
@@ -263,21 +279,43 @@ class LearnerGroup:
         except ValueError as error:
             raise PoolError(str(error)) from None
         self._desired = size
-        starting = self._starts.members
-        held = len(self._workers) + len(self._joining) + len(starting)
-        self._starts.cancel(min(len(starting), held - size))
-        known = {member.slot for member in self._members}
-        free = (slot for slot in range(held + size) if slot not in known)
-        for slot in islice(free, max(0, size - held)):
-            self._starts.begin(Member(slot), is_needed=False)
+        self._demand()
+
+    def hold(self, role: str) -> None:
+        """Leave the room that becomes free to another role until `release`."""
+        self.held_for = role
+        self._demand()
+
+    def release(self) -> None:
+        """Grow to the desired size again."""
+        if self.held_for:
+            self.held_for = ""
+            self._demand()
+
+    def give(self, member: Member) -> None:
+        """End a worker for another role, for which the group is held; without it a group starts again."""
+        self._starts.cancel(member)
+        for worker in (*self._workers, *self._joining):
+            if worker.member is member:
+                self._drop(worker)
+
+    def lose(self, nodes: Collection[str]) -> None:
+        """End the workers on these nodes, which are dead, by their ids."""
+        for worker in (*self._workers, *self._joining):
+            if worker.member.node_id in nodes:
+                self._drop(worker)
 
     def admit(self, member: Member) -> None:
         """Keep a further worker, which is ready, until the next update."""
         self._joining.append(RemoteWorker(self._config, member))
 
-    def count_restart(self, handle: ActorHandle, error: BaseException) -> float:  # noqa: ARG002
-        """Add no pause to that of `Starts`: further workers cost no restart."""
-        return 0.0
+    def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
+        """Fail the start of a group whose worker died or found no node."""
+        self._nodes.failed(handle)
+        member = next(member for member in self._starts.members if member.handle is handle)
+        self._restarts[member.slot] = member.restarts
+        reason = f"{error}: {self._rule()}" if member.state == "waiting" and error.__cause__ is None else error
+        raise LearnerFailedError(f"learner worker {member.slot} failed: {reason}") from error
 
     def stop(self) -> None:
         """End every worker."""
@@ -288,8 +326,7 @@ class LearnerGroup:
             worker.busy_s = 0.0
 
     def status(self) -> PoolStatus:
-        """Describe the group as a pool."""
-        members = self._members
+        members = self.members
         return PoolStatus(
             name=self.name,
             desired=self._desired,
@@ -298,44 +335,53 @@ class LearnerGroup:
             waiting=sum(member.state == "waiting" for member in members),
             restarts=sum(self._restarts.values()),
             max_restarts=self._config.cluster.max_restarts,
+            held_for=self.held_for,
             trouble=self._starts.trouble,
         )
 
     def actors(self) -> list[ActorStatus]:
         """Describe every worker."""
-        return [member.status(self.name) for member in self._members]
+        return [member.status(self.name) for member in self.members]
 
     @property
-    def _members(self) -> list[Member]:
-        return [*(worker.member for worker in (*self._workers, *self._joining)), *self._starts.members]
+    def members(self) -> list[Member]:
+        """The workers that are ready and those that start."""
+        return [*self._ready, *self._starts.members]
+
+    @property
+    def _ready(self) -> list[Member]:
+        return [worker.member for worker in (*self._workers, *self._joining)]
+
+    @property
+    def _size(self) -> int:
+        """Workers to have now."""
+        if not self.held_for:
+            return self._desired
+        return max(1, min(self._desired, sum(member.state != "waiting" for member in self.members)))
+
+    def _demand(self) -> None:
+        """Start further workers, or cancel their starts; `_resize` ends surplus ones that are ready."""
+        self._starts.resize(self._ready, self._size)
+
+    def _drop(self, worker: RemoteWorker) -> None:
+        """End a worker. Without a seat it is replaced; one with a seat fails in the next call to it."""
+        worker.member.state, worker.member.node, worker.member.node_id = "waiting", "", ""
+        ray.kill(worker.actor)
+        if worker in self._joining:
+            self._ended_s += worker.busy_s
+            self._joining.remove(worker)
+            self._demand()
 
     def _new_starts(self) -> Starts:
         return Starts(self, spawn=self._spawn, prepare=self._prepare, patience_s=self._role.timeout_s)
-
-    def _new_worker(self, slot: int) -> RemoteWorker:
-        restarts = self._restarts.get(slot, 0)
-        return RemoteWorker(self._config, Member(slot, restarts=restarts, handle=self._spawn(slot)))
 
     def _spawn(self, slot: int) -> ActorHandle:
         role = self._role
         where = self._bundles.options(slot) if self._bundles else self._nodes.options(role)
         return self._actor_class.options(**ray_options(role.reserved), **where).remote(self._config)
 
-    async def _start(self, worker: RemoteWorker) -> None:
-        timeout_s = self._role.timeout_s
-        try:
-            where = worker.actor.__ray_call__.remote(whereabouts)
-            worker.member.runs_on(await answer(where, timeout_s=timeout_s))
-            worker.member.state = "starting"
-            await self._prepare(worker.member)
-        except ActorFailedError as error:
-            if worker.member.state == "waiting" and error.__cause__ is None:  # it is alive
-                raise worker.failed(f"no node had room for it within {timeout_s:g} s: {self._rule()}") from error
-            raise worker.failed(error) from error
-        worker.member.state = "idle"
-
     def _rule(self) -> str:
-        role, count = self._role, len(self._workers)
+        role, count = self._role, self._desired
         if self._bundles:
             each = " and ".join(
                 f"{need:g} {name}" for name, need in self._config.cluster.bundle_reserved.items() if need
@@ -361,31 +407,27 @@ class LearnerGroup:
         require_same_facts(self._facts, facts, joining=f"one on node {member.node}", role="learner workers")
 
     async def _resize(self) -> None:
-        """Bring the group to the desired size if enough further workers are ready; otherwise they wait.
+        """Bring the group as near to the desired size as its ready workers allow; the others wait.
 
         A size that is asked for meanwhile, and workers that become ready meanwhile, wait for the next update.
         """
-        desired, ready = self._desired, list(self._joining)
-        missing = desired - len(self._workers)
-        if missing > len(ready) or not (missing or ready):
+        desired, ready = self._desired, sorted(self._joining, key=lambda worker: worker.member.slot)
+        size = min(desired, _power_of_two(len(self._workers) + len(ready)))
+        missing = max(0, size - len(self._workers))
+        joining, spare = ready[:missing], ready[missing:] if size == desired else []
+        leaving = self._workers[size:]
+        if joining and self._workers and not await self._restored(joining):
             return
-        joining, spare = ready[: max(0, missing)], ready[max(0, missing) :]
-        leaving = self._workers[desired:]
-        if joining and not await self._restored(joining):
-            return
-        self._workers, self._joining = [*self._workers[:desired], *joining], self._joining[len(ready) :]
+        self._workers = [*self._workers[:size], *joining]
+        self._joining = [worker for worker in self._joining if worker not in (*joining, *spare)]
         for worker in (*leaving, *spare):
             self._ended_s += worker.busy_s
             ray.kill(worker.actor)
-        for slot, worker in enumerate(self._workers):
-            worker.member.slot = slot
-        await self._assign_seats()
+        if joining or leaving:
+            await self._assign_seats()
 
     async def _restored(self, joining: Sequence[RemoteWorker]) -> bool:
         """Give further workers the group's state; a worker that died while it waited is replaced.
-
-        Args:
-            joining: the further workers.
 
         Returns:
             Whether all of them can join; if not, the update goes on with the old size.
@@ -395,10 +437,7 @@ class LearnerGroup:
             if worker.has_failed:
                 log.warning("a further worker has failed before it joined (%s); another one starts", error)
                 self._nodes.failed(worker.actor)
-                self._ended_s += worker.busy_s
-                ray.kill(worker.actor)
-                self._joining.remove(worker)
-                self._starts.begin(Member(worker.member.slot), is_needed=False)
+                self._drop(worker)
             elif isinstance(error, BaseException):
                 raise error
         return not any(worker.has_failed for worker in joining)
@@ -433,3 +472,8 @@ def _restoring(workers: Sequence[RemoteWorker], state: LearnerState) -> list[Cor
     """Put the state into the object store once, whatever the number of workers."""
     held = cast(LearnerState, ray.put(state))
     return [worker.call(Learner.restore, held) for worker in workers]
+
+
+def _power_of_two(count: int) -> int:
+    """Return the largest power of two up to a count above 0; each up to `learner.lanes` divides it."""
+    return 1 << (count.bit_length() - 1)

@@ -17,7 +17,7 @@ from flow.device import computing_facts, library_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
-from protocol.import_path import file_digests
+from protocol.ground.import_path import file_digests
 from protocol.messages import (
     Adapter,
     Excerpt,
@@ -87,12 +87,8 @@ class RolloutActor(Alive):
         """Cut out the first members of a shard of any actor, with small images.
 
         Args:
-            rollout: the shard.
             images: its images uint8 [I, H, W, 3].
             members: M, how many trajectories; all if there are fewer.
-
-        Returns:
-            M trajectories.
         """
         return excerpt_of(rollout, images, members=members)
 
@@ -113,7 +109,6 @@ class RolloutPool:
         Args:
             config: its section `cluster` sets the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
-            sink: receives an event for every failure.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
             actor_class: class of the actors; a simulation has its own.
         """
@@ -143,7 +138,7 @@ class RolloutPool:
             restart_window_s=cluster.restart_window_s,
             patience_s=cluster.rollout.timeout_s,
             depth=AHEAD,
-            on_failure=failure_reporter("rollout", nodes, sink),
+            report_failure=failure_reporter("rollout", nodes, sink),
         )
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
@@ -183,16 +178,15 @@ class RolloutPool:
 
     async def rest(self) -> None:
         """Let every actor keep its weights in host memory until its next request."""
-        await self.pool.each(lambda actor: self._answer(actor.rest.remote(), actor=actor))
+        await self.pool.on_every_member(lambda actor: self._answer(actor.rest.remote(), actor=actor))
 
     async def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0, before anything is published."""
         return await self.pool.call(lambda actor: self._answer(actor.first_adapter.remote(), actor=actor))
 
     async def publish(self, adapter: Adapter) -> None:
         """Put the adapter into the object store once; every node fetches it once, every actor confirms its digest."""
         self._newest.append((adapter, ray.put(adapter)))
-        await self.pool.each(lambda actor: self._bring(actor, *self._newest[-1]))
+        await self.pool.on_every_member(lambda actor: self._bring(actor, *self._newest[-1]))
 
     async def _prepare(self, member: Member) -> None:
         """Load the model, and compare the facts that decide the bits with the driver's and the first actor's."""

@@ -300,13 +300,13 @@ def digests(keys: Sequence[str], way: Way) -> dict[str, str]:
 
 
 async def _train(config: RunConfig, folder: Path, way: Way) -> None:
-    prompts, heldout = check_inputs(config, is_local=way is LOCAL)
+    inputs = check_inputs(config, is_local=way is LOCAL)
     run = open_run_folder(folder, config)
     failures = Failures()
     journal = RunJournal(run, failures)
     fleet = _fleet(config, journal, way)
 
-    async def rest(_: Save) -> None:
+    async def between(_: Save) -> None:
         if way.between and isinstance(fleet, RayFleet):
             await way.between(fleet, journal.iteration)
 
@@ -317,10 +317,10 @@ async def _train(config: RunConfig, folder: Path, way: Way) -> None:
             run=run,
             fleet=fleet,
             journal=journal,
-            prompts=prompts,
-            heldout=heldout[:2],
+            prompts=inputs.prompts,
+            heldout=inputs.heldout[:2],
             stop=asyncio.Event(),
-            rest=rest,
+            between=between,
             resume_from=None,
         )
         sizes = {int(line["update/workers"]) for line in run.lines() if "update/workers" in line}

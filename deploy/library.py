@@ -82,17 +82,6 @@ async def train_async(
     If the awaiting task is cancelled, the run stops with a checkpoint within `cluster.stop_within_s`, and then the task
     ends. A second cancellation stops the run at once.
 
-    Args:
-        preset: see `train`.
-        overrides: see `train`.
-        run: see `train`.
-        fork: see `train`.
-        is_local: see `train`.
-        is_quiet: see `train`.
-
-    Returns:
-        See `train`.
-
     Raises:
         InputError: see `train`.
         FlowcreditError: see `train`.
@@ -106,7 +95,7 @@ async def train_async(
             await asyncio.wait([done])
         except asyncio.CancelledError:
             is_cancelled = True
-            stop.ask()
+            stop.send()
     if is_cancelled:
         done.exception()  # it has been seen: the caller no longer asks for the outcome
         raise asyncio.CancelledError
@@ -135,7 +124,6 @@ async def evaluate_async(
         overrides: see `train`; for example `data.heldout` and `evaluation.images_per_prompt`.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
-        has_base: score the base model too.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others.
         features: a CLIP whose image features measure diversity.
         is_local: evaluate in this process without Ray; the results are the same.
@@ -195,7 +183,6 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
 
 
 def _path(argument: str, value: object) -> str:
-    """Return the text of an argument that names a path."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str):
         raise RunFolderError(f"{argument} must be a path, got {value!r}: give a text or a pathlib.Path")

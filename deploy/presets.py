@@ -25,6 +25,7 @@ method decides.
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,6 +235,21 @@ def read_method(name: object) -> dict[str, Any]:
     under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
     parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}
     return {"about": own["about"], **parts}
+
+
+def method_of(config: "RunConfig") -> str:
+    """Return the name of the method whose identity a config has; empty if it is none of ours."""
+    fields = config.flat_fields()
+    return next((name for name, own in _identities().items() if all(fields.get(k) == v for k, v in own.items())), "")
+
+
+@cache
+def _identities() -> dict[str, dict[str, Any]]:
+    """Read the identity of every method by dotted key, those that say most first."""
+    from protocol.config.run import flatten
+
+    found = {name: flatten(read_method(name)["identity"]) for name in method_names()}
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

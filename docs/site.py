@@ -22,6 +22,20 @@ from protocol.config.reference import sections
 from protocol.sink import CONDITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = {
+    "configuration.md": "Every key of the config with type, default, range and meaning",
+    "commands.md": "Every command with its options",
+    "api.md": "Every route of the status API",
+    "../metrics.md": "Every metric",
+    "conditions.md": "Every condition",
+    "errors.md": "Every error, with its exit code",
+    "../notebooks/credit_by_hand.md": "Notebook: one step of credit by hand",
+    "../notebooks/compare_two_runs.md": "Notebook: compare two runs",
+    "../toyworld.md": "The toy world: model, prompts, figures",
+    "../contributing.md": "Contributing",
+    "../changelog.md": "Changes by version",
+}
+"""Pages that the page of the reference lists, with their names there: the menu has no room for them."""
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -73,7 +87,7 @@ def api() -> str:
     described = make_app(FolderSource(ROOT), Access(host="127.0.0.1", token=None)).openapi()
     lines = [
         "# HTTP API\n",
-        f"\n{described['info']['description']} [Status, page and control](../service.md) shows examples.\n",
+        f"\n{described['info']['description']} [Operate runs](../cluster.md#the-api) shows examples.\n",
     ]
     for path, methods in described["paths"].items():
         for method, route in methods.items():
@@ -93,7 +107,7 @@ def conditions() -> str:
     lines = [
         "# Conditions\n\nA condition has a type, a status, a reason in one word, a message in one line, and the time of"
         " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them"
-        " ([Status, page and control](../service.md#conditions)).\n\n"
+        " ([Operate runs](../cluster.md#conditions)).\n\n"
     ]
     lines += [f"**`{name}`**\n:   {meaning}\n\n" for name, meaning in CONDITIONS.items()]
     return "".join(lines)
@@ -134,6 +148,7 @@ with typer.Context(command, info_name="flowcredit") as context:
     write(
         "reference/commands.md", get_docs_for_click(obj=command, ctx=context, name="flowcredit", title="Command line")
     )
+write("reference/index.md", "# Reference\n\n" + "".join(f"- [{what}]({name})\n" for name, what in REFERENCE.items()))
 write("reference/configuration.md", configuration())
 write("reference/api.md", api())
 write("reference/conditions.md", conditions())

@@ -23,7 +23,6 @@ def require_backend(backend: str, device: str) -> None:
     """Check that this machine can compile.
 
     Args:
-        backend: a torch.compile backend.
         device: `cpu` or `cuda`; on the CPU `inductor` needs a C++ compiler, on a GPU Triton needs one for C.
 
     Raises:
@@ -58,7 +57,6 @@ class CompiledBlocks:
 
     Args:
         transformer: its `forward` and its blocks' are replaced. diffusers lists the kinds of its blocks.
-        backend: a torch.compile backend.
         device: where it computes, `cpu` or `cuda`.
 
     Raises:

@@ -116,7 +116,6 @@ def device_facts(device: str) -> dict[str, str]:
 
 @cache
 def versions_of(*packages: str) -> dict[str, str]:
-    """Return the versions of installed packages."""
     return {package: version(package) for package in packages}
 
 

@@ -85,7 +85,6 @@ class JointAttention:
 
         Args:
             attn: the block's attention module, with its projections and norms.
-            hidden_states: image tokens.
             encoder_hidden_states: text tokens; without them the image attends to itself.
 
         Returns:

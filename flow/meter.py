@@ -29,7 +29,6 @@ class Meter:
         self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def count(self, name: str, number: float) -> None:
-        """Add to a count."""
         self._counts[f"{WORK}{name}"] += number
 
     @contextmanager

@@ -8,7 +8,6 @@ def even_pieces(count: int, most: int | None) -> list[slice]:
     states do in a forward of 24.
 
     Args:
-        count: number of rows.
         most: most rows of a piece; None for one piece.
 
     Returns:

@@ -26,9 +26,9 @@ from flow.maths.windows import (
     window_union,
 )
 from flow.models.contract import Backbone, Conditioning, stack
-from flow.models.folder import adapter_config
-from flow.models.hub import adapter_folder
-from flow.models.load import load_backbone
+from flow.models.hub import lora_path
+from flow.models.load import load_located
+from flow.models.located import locate
 from flow.models.reading import collection_paused
 from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
@@ -56,7 +56,6 @@ class FlowPolicy:
     ) -> None:
         """
         Args:
-            backbone: computes velocities.
             config: sets kernel, schedule, noise, window and splits.
             guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
             forward_batch: most states in one forward; None takes all at once.
@@ -96,10 +95,7 @@ class FlowPolicy:
         """The stochastic steps of one shard: those of `steps` inside its window.
 
         Args:
-            seed: the run's seed.
             iteration: counted from 0.
-            group: index of the group in its iteration.
-            shard: index of the shard in its group.
 
         Returns:
             Steps k, ascending.
@@ -185,7 +181,7 @@ class FlowPolicy:
         without, toward = self.backbone.velocity(*both).chunk(2)
         return self.backbone.guide(without, toward, self.guidance)
 
-    def alike(self, k: int, explored: Sequence[int], rows: int) -> int:
+    def rows_per_state(self, k: int, explored: Sequence[int], rows: int) -> int:
         """Return how many neighbouring rows of a shard have the same state before the stochastic step k.
 
         Members that share their initial noise are all in the same state when the first stochastic step begins; where
@@ -210,16 +206,14 @@ class FlowPolicy:
         *,
         conditioning: tuple[Conditioning, ...],
         as_ode: bool = False,
-        alike: int = 1,
+        rows_per_state: int = 1,
     ) -> tuple[Transition, Float[Tensor, "B C H W"]]:
         """Return step k from these states, and the velocity that it uses.
 
         Args:
-            latents: states x_k [B, C, H, W].
             k: the step, 0 to T - 1.
-            conditioning: from `conditioning`.
             as_ode: leave the noise out, as outside a window.
-            alike: how many neighbouring rows have the same state; the velocity is computed for the first of them, and
+            rows_per_state: how many neighbouring rows have the same state; the velocity is computed for the first, and
                 its gradient is the sum of theirs.
 
         Returns:
@@ -228,13 +222,15 @@ class FlowPolicy:
         is_ode = as_ode or k not in self._spans
         following = k + (1 if is_ode else self.span(k))
         sigma, sigma_next = (self.sigma(i, latents) for i in (k, following))
-        velocity = self.velocity(latents[::alike], sigma[::alike], conditioning)
-        if alike > 1:
-            velocity = velocity.repeat_interleave(alike, dim=0)[: len(latents)]
+        velocity = self.velocity(latents[::rows_per_state], sigma[::rows_per_state], conditioning)
+        if rows_per_state > 1:
+            velocity = velocity.repeat_interleave(rows_per_state, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
         return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
 
-    def log_prob(self, transition: Transition, value: Float[Tensor, "B C H W"], *, alike: int) -> Float[Tensor, " B"]:
+    def log_prob(
+        self, transition: Transition, value: Float[Tensor, "B C H W"], *, rows_per_state: int
+    ) -> Float[Tensor, " B"]:
         """Return the log-prob of a whole shard in the pieces in which a learner computes it.
 
         The rounding of a mean over a row may depend on the number of rows, as that of a velocity does.
@@ -242,14 +238,11 @@ class FlowPolicy:
         Args:
             transition: a step from B states.
             value: the states that it led to [B, C, H, W].
-            alike: as in `transition`.
-
-        Returns:
-            log-prob [B].
+            rows_per_state: as in `transition`.
         """
         parts = []
-        for piece in even_pieces(-(-len(value) // alike), self.forward_batch):
-            rows = slice(piece.start * alike, piece.stop * alike)
+        for piece in even_pieces(-(-len(value) // rows_per_state), self.forward_batch):
+            rows = slice(piece.start * rows_per_state, piece.stop * rows_per_state)
             part = replace(transition, mean=transition.mean[rows], std=transition.std[rows])
             parts.append(part.log_prob(value[rows]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -318,8 +311,9 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
-        backbone = load_backbone(config.model, device=device)
-        lora = Lora(backbone.transformer, adapter_config(config.model), seed=config.seed)
+        located = locate(config.model, is_whole=True)
+        backbone = load_located(located, device=device)
+        lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora
 
 
@@ -329,12 +323,11 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
     Raises:
         ModelError: the saved LoRA cannot be read or belongs to another model.
     """
-    start = config.model.lora.start
+    start, revision = config.model.lora.start, config.model.lora.revision
     if start:
-        lora.start_from(adapter_folder(start, config.model.lora.revision), adapter_config(config.model))
+        lora.start_from(lora_path(start, revision), lora.config)
 
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
-    """Make the policy of a config on a loaded backbone."""
     model = config.model
     return FlowPolicy(backbone, config.sampling, guidance=model.guidance, forward_batch=model.forward_batch)

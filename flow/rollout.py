@@ -155,7 +155,6 @@ def trajectory(
     """Take the T steps from `initial`, or those before point `until`.
 
     Args:
-        policy: gives every transition.
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
             stochastic step, where it splits into the members. Rows that split share one velocity.
         conditioning: from `policy.conditioning`.
@@ -163,18 +162,15 @@ def trajectory(
             more rows than the state, the state splits there: a single row into all, or each row into two.
         stochastic: the steps k that are stochastic; all others are ODE steps.
         until: the point at which to end; T by default.
-
-    Returns:
-        The steps in order.
     """
     latents, k = initial, 0
     while k < (policy.total_steps if until is None else until):
-        drawn, alike = noise(k) if k in stochastic else None, 1
+        drawn, rows_per_state = noise(k) if k in stochastic else None, 1
         if drawn is not None and len(latents) < len(drawn):
-            alike = 2 if len(latents) > 1 else len(drawn)
-            latents = latents.repeat_interleave(alike, dim=0)[: len(drawn)]
+            rows_per_state = 2 if len(latents) > 1 else len(drawn)
+            latents = latents.repeat_interleave(rows_per_state, dim=0)[: len(drawn)]
         transition, velocity = policy.transition(
-            latents, k, conditioning=conditioning, as_ode=drawn is None, alike=alike
+            latents, k, conditioning=conditioning, as_ode=drawn is None, rows_per_state=rows_per_state
         )
         following = transition.mean if drawn is None else transition.sample(drawn)
         span = 1 if drawn is None else policy.span(k)
@@ -224,7 +220,6 @@ def rollout_shard(
     Args:
         policy: the policy with the adapter that the request names.
         request: prompt, members and keys of the noise.
-        config: the run's config.
         meter: counts and times the shard's work.
 
     Returns:
@@ -370,8 +365,8 @@ def _packed(
         return torch.stack([_of_members(rows, request.members) for rows in columns], dim=1).cpu().numpy()
 
     def log_probs(step: Step) -> Float[Tensor, " R"]:
-        alike = policy.alike(step.k, sampled.chosen, len(step.latents))
-        return policy.log_prob(step.transition, step.next_latents, alike=alike)
+        rows_per_state = policy.rows_per_state(step.k, sampled.chosen, len(step.latents))
+        return policy.log_prob(step.transition, step.next_latents, rows_per_state=rows_per_state)
 
     final, stochastic = sampled.final, sampled.stochastic
     visited = [step.next_latents for step in sampled.steps for _ in range(step.span)]
@@ -395,7 +390,6 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
     """Make images by the probability-flow ODE, one for each prompt and number of the request.
 
     Args:
-        policy: the policy with the adapter that the request names.
         request: prompts, keys of the noise, steps, and how many of them the adapter takes.
         lora: the policy's adapter, which is switched off for the steps that the base model takes.
 
@@ -469,10 +463,8 @@ def _previews(
     """Decode Tweedie's estimates before the stochastic steps; they need no forward.
 
     Args:
-        policy: gives the sigmas and the decoder.
         stochastic: the stochastic steps, with rows for members or branches.
         members: N, members of the shard.
-        most: decode at most this many members.
 
     Returns:
         Small images; None if the VAE overflows, for an image that nobody scores must not end a run.

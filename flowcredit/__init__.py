@@ -13,7 +13,7 @@ if sys.argv[:1] == ["-m"] and {"flowcredit", "-mflowcredit"} & {*sys.orig_argv} 
 from importlib import import_module
 from typing import Any
 
-from flowcredit.start import ours_first
+from flowcredit.packages import ours_first
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 from flow.adapter.lora_file import read_lora, write_lora
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, reason_of
-from protocol.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, share, whole
+from protocol.ground.files import ADAPTER_FILE, AVERAGE, MANIFEST, by_iteration, iteration_name, sha256_of, share, whole
 from protocol.messages import Adapter, LearnerState, digest_of
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,6 @@ def write_checkpoint(
         best: iteration of the checkpoint that is kept too, and that `best` points to.
         peaks: iterations of further checkpoints that are kept too.
         facts: further JSON values for `state.json`.
-
-    Returns:
-        The checkpoint's folder.
     """
     folder = root / iteration_name(state.iteration)
     put_back(root)

@@ -43,7 +43,6 @@ def new_command(kind: CommandKind, *, pool: str | None = None, count: int | None
     """Make a command with an id of its own.
 
     Args:
-        kind: what to do.
         pool: with `scale`: the pool's name.
         count: with `scale`: the desired number of actors.
 

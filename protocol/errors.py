@@ -5,6 +5,7 @@ mistake: one line on stderr, exit code 2, nothing written.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
@@ -18,9 +19,27 @@ LONGEST_LINE = 400
 """Characters that `one_line` keeps: enough for a cause and its remedy, short enough for a condition or a log line."""
 
 
+ESCAPES = re.compile(
+    r"(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC and other strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI, such as colours
+    r"|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # any other escape or control character
+)
+LONG_WORD = re.compile(r"(\S{100})\S{200,}(\S{50})")
+
+
+def plain(text: str) -> str:
+    """Return a text that comes from elsewhere without what a terminal would obey; tabs and line ends stay."""
+    return text if text.isprintable() else ESCAPES.sub("", text)
+
+
+def said(message: str) -> str:
+    """Return a message that may quote foreign names: `plain`, and very long words lose their middle."""
+    return LONG_WORD.sub(r"\1…\2", plain(message))
+
+
 def one_line(error: object) -> str:
     """Return the message of an exception (or a text) as one bounded line; its type's name if there is no message."""
-    return " ".join(_message(error).split())[:LONGEST_LINE] or type(error).__name__
+    return " ".join(plain(_message(error)).split())[:LONGEST_LINE] or type(error).__name__
 
 
 def _message(error: object) -> str:
@@ -35,7 +54,6 @@ def named_line(error: BaseException, file: str | None = None) -> str:
     """Return an exception of foreign code as one bounded line that begins with its type's name.
 
     Args:
-        error: the exception.
         file: the code's file, as its frames name it; the line ends with the exception's line there, as that of a
             SyntaxError does.
 
@@ -142,8 +160,6 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is closest to a misspelt one.
 
     Args:
-        word: the misspelt word.
-        known: the known words.
         cutoff: least similarity, from 0 to 1.
 
     Returns:

@@ -59,8 +59,6 @@ class RolloutSource(Protocol):
         """Cut out the first `members` trajectories of a shard with small images, to show them.
 
         Args:
-            rollout: the shard.
-            images: its images.
             members: M, how many trajectories; all if there are fewer.
 
         Returns:
@@ -77,11 +75,6 @@ class RewardSource(Protocol):
     ) -> Scores:
         """Score images with every scorer that trains and mix the answers.
 
-        Args:
-            images: B images.
-            prompts: B texts, one for each image.
-            metadata: B mappings, one for each image.
-
         Returns:
             Scores of B images: the mixture as `values`, each scorer's own readings as `components`.
         """
@@ -96,11 +89,6 @@ class RewardSource(Protocol):
 
         Args:
             images: B images, `evaluation.images_per_prompt` of each prompt, one prompt after the other.
-            prompts: B texts, one for each image.
-            metadata: B mappings, one for each image.
-
-        Returns:
-            Scores of B images.
         """
         ...
 

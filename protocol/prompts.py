@@ -17,8 +17,8 @@ from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
+from protocol.ground.resources import resolve
 from protocol.messages import Prompt
-from protocol.resources import resolve
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:

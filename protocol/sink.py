@@ -25,7 +25,7 @@ CONDITIONS = {
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
     "PromptsPlain": "A prompt file holds prompts, not rows of a table. Otherwise other cells are part of the prompts.",
-    "SameVersions": "The library versions are those of the checkpoint. Otherwise results may round differently.",
+    "SameVersions": "Code and libraries are those of the checkpoint. Otherwise results may differ.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "StatusShown": "The status document could be made.",
     "StatusWritten": "`status.json` can be written.",
@@ -42,7 +42,6 @@ class StatusSink(Protocol):
 
         Args:
             type: what the condition is about, such as `ClusterFits`; there is one condition of a type.
-            holds: whether it holds.
             reason: one word in CamelCase, for programs.
             message: one line for people.
         """

@@ -4,10 +4,13 @@ All times are seconds since 1970 (UTC); numbers that are not known or not finite
 changes its meaning or goes; readers ignore fields they do not know.
 """
 
+import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from protocol.errors import plain
 
 SCHEMA = 1
 """Version of the documents of this file."""
@@ -31,6 +34,24 @@ class Document(BaseModel):
     """Base of all documents."""
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """Read a document that another program wrote, all its texts as `plain` ones.
+
+        Raises:
+            ValueError: it is none.
+            RecursionError: it is nested too deeply.
+        """
+        return cls.model_validate(_plain(json.loads(text)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {plain(key): _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class Condition(Document):
@@ -98,6 +119,8 @@ class PoolStatus(Document):
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
     """False in a run with `--local`, and for the bundles of `cluster.layout: colocated`."""
+    held_for: str = ""
+    """The role without an actor to which it leaves the room of the cluster meanwhile."""
     trouble: str = ""
     """Why it has not reached the desired size, or why it is paused."""
 
@@ -117,6 +140,8 @@ class Rewards(Document):
     """Score of the newest evaluation."""
     heldout_first: float | None = None
     heldout_iteration: int | None = None
+    heldout_change: tuple[float, float] | None = None
+    """95 % interval of `heldout` minus `heldout_first` over the held-out prompts; it holds 0 if that may be chance."""
 
 
 class Bottleneck(Document):
@@ -137,6 +162,17 @@ class Event(Document):
     time: float
     kind: Literal["info", "warning", "error"]
     message: str
+
+
+class CreditWords(Document):
+    """The credit rule of a run in words for people."""
+
+    name: str
+    """The rule, and `calibrated` if it takes calibrated values."""
+    rule: str
+    """What a step earns."""
+    example: str
+    """Worked numbers; empty for a rule of the user's own."""
 
 
 class RunStatus(Document):
@@ -165,6 +201,10 @@ class RunStatus(Document):
     """Set by readers: when the last sign of life came, if the run has neither ended nor reported since."""
     silent_s: float | None = Field(default=None, exclude=True)
     """Set by sources, never stored: seconds since the last sign of life by the board's own clock; None if unknown."""
+    method: str = ""
+    """The method whose settings the config has, e.g. `stepwise_tree`; empty if there is none."""
+    credit: CreditWords | None = None
+    """What a step earns."""
     adapter_version: int | None = None
     """Version of the learner's adapter."""
     checkpoint: int | None = None
@@ -231,6 +271,8 @@ class TrajectoryRecord(Document):
 
     iteration: int
     prompt: str
+    group_mean: float | None = None
+    """Mean reward of the finished images of the whole group."""
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []
@@ -257,6 +299,8 @@ class RunSummary(Document):
     reward: float | None = None
     heldout: float | None = None
     heldout_first: float | None = None
+    heldout_change: tuple[float, float] | None = None
+    method: str = ""
     health: str = ""
 
 
@@ -274,4 +318,5 @@ def summary_of(status: RunStatus) -> RunSummary:
         reward=rewards.now,
         heldout=rewards.heldout,
         heldout_first=rewards.heldout_first,
+        heldout_change=rewards.heldout_change,
     )

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from protocol.errors import FlowcreditError, ScorerError, line_in, named_line, suggest
-from protocol.import_path import find_class, foreign_file
+from protocol.ground.import_path import find_class, foreign_file
 
 Finder = Callable[[str], type]
 """Finds the class at an import path."""
@@ -21,12 +21,8 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
 
     Args:
         path: `package.module:Class`.
-        args: keyword arguments of the constructor.
         extra: the optional dependency group that installs what the class needs, for the error message.
         find: finds the class.
-
-    Returns:
-        The object.
 
     Raises:
         ConfigError: no such module or class.
@@ -46,12 +42,8 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
 
     Args:
         path: `package.module:Class`.
-        args: keyword arguments of the constructor; only their names are checked.
         extra: dependency group that installs its libraries, for the error message.
         find: finds the class.
-
-    Returns:
-        The class.
     """
     with explained(f"{path} cannot be imported", path, extra):
         cls = find(path)
@@ -97,12 +89,8 @@ def explained(failure: str, path: str, extra: str | None = None) -> Iterator[Non
     """Turn all that foreign code raises in the block, and its exit, into one line.
 
     Args:
-        failure: begins the line.
         path: `package.module:Class` of the foreign code.
         extra: the optional dependency group that installs what it needs.
-
-    Yields:
-        Nothing.
 
     Raises:
         ScorerError: the code raised, exited, or needs a library that is not installed.

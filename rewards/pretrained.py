@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protocol.errors import ConfigError, ScorerError, one_line
-from protocol.hub import cached_on_hub, is_hub_id, require_on_hub
-from protocol.pretrained import load_tokenizer, load_whole, loaded, require_plain_weights
-from protocol.resources import SCHEME, resolve
+from protocol.ground.hub import cached_on_hub, is_hub_id, require_on_hub
+from protocol.ground.pretrained import load_tokenizer, load_whole, loaded, require_plain_weights
+from protocol.ground.resources import SCHEME, resolve
 
 Loaded = TypeVar("Loaded")
 
@@ -23,14 +23,10 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
     Args:
         load: a function such as `CLIPModel.from_pretrained`.
         source: a folder, a `pkg://` path, or a hub id.
-        options: further arguments of `load`.
-
-    Returns:
-        The result of `load`.
 
     Raises:
         ScorerError: they do not exist or cannot be read, or the tensors are not those of the model
-            (`protocol.pretrained.require_tensors`).
+            (`protocol.ground.pretrained.require_tensors`).
     """
     what, remedy = f"weights {source!r}", "give a folder, or download them first"
     try:

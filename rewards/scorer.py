@@ -19,7 +19,7 @@ import numpy as np
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, ScorerError, breaks_gpu, line_in, named_line, suggest
-from protocol.import_path import find_either, foreign_module, is_path
+from protocol.ground.import_path import find_either, foreign_module, is_path
 from protocol.messages import Metadata, Prompt, Scores
 from rewards import loading
 from rewards.function import scorer_class
@@ -67,8 +67,6 @@ class Scorer(Protocol):
 
         Args:
             images: uint8 [B, H, W, 3], read-only.
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
 
         Returns:
             B scores within [low, high].
@@ -107,7 +105,7 @@ def build_scorer(spec: str, /, **args: Any) -> "CheckedScorer":
     """Construct a scorer and wrap it in `CheckedScorer`.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
 
     Raises:
@@ -136,9 +134,8 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
     Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.import_path`).
+        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
         args: keyword arguments of the scorer's constructor.
-        prompts: the prompts of the run.
 
     Raises:
         ScorerError: see `build_scorer`; or its `check` raises something else.
@@ -205,7 +202,6 @@ class CheckedScorer:
         """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check that all prompts can be scored."""
         self._scorer.check(prompts)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
@@ -213,11 +209,6 @@ class CheckedScorer:
 
         Args:
             images: uint8 [B, H, W, 3].
-            prompts: the prompt of each image.
-            metadata: the metadata of each image.
-
-        Returns:
-            B scores that keep the contract.
 
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
@@ -356,11 +347,7 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
 
     Args:
         scorer: called once for each size of images.
-        pieces: at least one.
         images: each piece's whole array, uint8 [I, H, W, 3].
-
-    Returns:
-        The scores of all pieces in their order.
     """
     chosen = [array[list(piece.rows)] for piece, array in zip(pieces, images, strict=True)]
     by_size: dict[tuple[int, ...], list[int]] = {}

@@ -1,6 +1,6 @@
 """Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
 
-return judged([0.2, 0.9])
+return scored([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
 reward = mix({"ocr": a, "pickscore": b}, {"ocr": 0.8, "pickscore": 0.2})
 shown = mix_observed({"ocr": a, "aesthetic": c}, {"ocr": 1.0})        # aesthetic is reported, but not in the reward
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Numbers = Sequence[float] | np.ndarray
 
 
-def judged(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
+def scored(values: Numbers, components: Mapping[str, Numbers] | None = None) -> Scores:
     """Make the scores of B images that are all valid; `components` are further numbers [B] by name."""
     return partly(values, [""] * len(values), components)
 
@@ -79,12 +79,8 @@ def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range
     """Cut a request into the groups that a scorer compares; one that sees single images gets all of them at once.
 
     Args:
-        reward: the scorer's config.
         images: B, the number of images of the request.
         size: images of one group; None if the request is one group.
-
-    Returns:
-        The indices of each group's images.
     """
     step = size if size and reward.sees == "group" else images
     return [range(start, start + step) for start in range(0, images, step)]
@@ -95,11 +91,7 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
 
     Args:
         scores: scores of B images.
-        rows: indices of the images to replace.
         answer: the replacements, one for each of `rows`.
-
-    Returns:
-        Scores of B images.
     """
     order = np.arange(len(scores.reasons))
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
@@ -224,9 +216,7 @@ def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:
     ends the run. Under `pause`, an image that fails although the scorer works for others is treated as `missing`.
 
     Args:
-        name: the reward's name.
         config: its config with the policy `on_failure`.
-        scores: the scores; images without one are not valid.
 
     Returns:
         The scores; under `drop_group` they void their group.

@@ -40,7 +40,6 @@ class WinRate:
 
         Args:
             compare: its class, `package.module:Class`.
-            settings: keyword arguments of its constructor.
             both_orders: compare each pair in both orders and take the mean share; a judge that always prefers the first
                 image then gives a tie. If one order has no answer, the pair has none.
             parallel: comparisons in progress at one time; above 1 the class must allow calls from several threads.

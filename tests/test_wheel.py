@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.jobs.submit import PACKAGES, Submission
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from tests.support.paths import ROOT
 from tests.support.wheel import unpack_wheel
 

@@ -10,9 +10,6 @@ def require_same_facts(first: Mapping[str, str], other: Mapping[str, str], *, jo
 
     Args:
         first: the facts that decide the bits of the first process, by name: device model, versions, code.
-        other: the same facts of the joining process.
-        joining: names the joining process in the message.
-        role: names all processes that must agree in the message.
 
     Raises:
         InputError: they differ; the message names both values.

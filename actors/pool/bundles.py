@@ -45,9 +45,6 @@ class Bundles:
     def shortage(self, nodes: Sequence[Mapping[str, float]]) -> str:
         """Say which bundles lack room.
 
-        Args:
-            nodes: free resources of each node.
-
         Returns:
             One line; empty if they have room or are reserved.
         """
@@ -66,7 +63,6 @@ def shortage_of_bundles(needs: Mapping[str, float], nodes: Sequence[Mapping[str,
 
     Args:
         needs: what one bundle reserves, by resource; each above 0.
-        nodes: free resources of each node.
         count: bundles that are reserved together.
 
     Returns:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
+    ActorUnavailableError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -80,14 +81,9 @@ async def answer(
     """Wait for the value of a remote call; an error of the remote code is raised unchanged.
 
     Args:
-        reference: reference to the call's answer.
         timeout_s: seconds for the whole call, counted from its turn (see `TURN`).
-        actor: the actor that was called.
         heartbeat_s: seconds within which the actor must answer a ping at any time; None sends no pings.
         memory_remedy: the remedy that the error names if the actor runs out of memory.
-
-    Returns:
-        The value.
 
     Raises:
         ActorFailedError: no answer in time, no heartbeat, or the actor died.
@@ -141,6 +137,8 @@ def death(error: Exception) -> str:
         code = re.search(r"(?:exit code|signal) \d+", text)
         cause = code[0] if code else "it crashed or was killed, perhaps because its node ran out of memory"
         return f"its process{where} died ({found[1]}): {cause}"
+    if isinstance(error, ActorUnavailableError) or re.search(r"rpc[ _]?(error|code)", text, re.IGNORECASE):
+        return "its node does not answer" + (f": {ip[1]}" if ip else "")
     return one_line(error)
 
 
@@ -223,7 +221,6 @@ class Member:
         self.node, self.node_id, self.pid = whereabouts
 
     def begin(self) -> None:
-        """Note that a call begins."""
         self.state, self.began = "busy", time.monotonic()
 
     def end(self) -> float:
@@ -239,7 +236,6 @@ class Member:
         self.adapter_version, self.adapter_digest, self.last_seen = adapter.version, adapter.digest[:12], time.time()
 
     def status(self, kind: str) -> ActorStatus:
-        """Describe the actor for the status."""
         shown = {name: getattr(self, name) for name in ActorStatus.model_fields.keys() - {"name", "kind"}}
         return ActorStatus(name=f"{kind}-{self.slot}", kind=kind, **shown)
 

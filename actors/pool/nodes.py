@@ -31,7 +31,6 @@ class NodeFailures:
         """
         Args:
             within_s: seconds for which a failed actor counts.
-            clock: a monotonic clock.
             find: returns the node of an actor that failed before it reported its node.
         """
         self._within_s = within_s
@@ -80,7 +79,7 @@ class NodeFailures:
     def _other_nodes(self) -> dict[str, str]:
         """Select all nodes but the avoided ones; empty if there is nothing to select."""
         avoided = self.avoided()
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} if avoided else set()
+        alive = node_table()[0] if avoided else set()
         if not avoided & alive or not alive - avoided:
             return {}
         return {NODE_LABEL: f"!in({', '.join(sorted(avoided & alive))})"}
@@ -89,6 +88,13 @@ class NodeFailures:
 def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by node id and resource."""
     return ray_state.available_resources_per_node()
+
+
+def node_table() -> tuple[set[str], set[str]]:
+    """Return the ids of the nodes that are alive, and of those that are dead."""
+    nodes = ray.nodes()
+    alive = {node["NodeID"] for node in nodes if node["Alive"]}
+    return alive, {node["NodeID"] for node in nodes} - alive
 
 
 def _share(free: Mapping[str, float], total: Mapping[str, float]) -> float:
@@ -105,11 +111,6 @@ def ray_options(reserved: Mapping[str, float]) -> dict[str, Any]:
 
 def failure_reporter(pool: str, nodes: NodeFailures, sink: StatusSink) -> Callable[[Any, str], None]:
     """Make the callback that a pool calls when an actor fails.
-
-    Args:
-        pool: the pool's name, for the event.
-        nodes: is told which actor failed.
-        sink: receives the event.
 
     Returns:
         A function of the actor's handle and the reason.

@@ -9,13 +9,15 @@ With a `depth` of 2 a busy member also holds its next call, so that it begins wi
 member gets a call in advance only while at least as many further calls wait as there are members; otherwise a member
 could be idle while another one has two. The deadline of such a call begins with its turn. If the member fails, only the
 call in progress counts the failure (`FAILURES_PER_CALL`); the other one is made again.
+
+While a pool is held, another role has no actor (`actors/room.py`): it withdraws the starts that have no node, and
+replaces only its last member. Afterwards it grows to its desired size again.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import ray
@@ -55,27 +57,27 @@ class ActorPool:
         restart_window_s: float = 3600.0,
         patience_s: float = 600.0,
         depth: int = 1,
-        on_failure: Callable[[ActorHandle, str], None] | None = None,
+        report_failure: Callable[[ActorHandle, str], None] | None = None,
     ) -> None:
         """
         Args:
             name: `rollout` or `reward/<scorer>`.
-            spawn: makes the actor of a slot.
-            size: members at the start.
             max_restarts: failures within the window that the pool survives.
             prepare: makes the running actor of a member ready to work.
             restart_window_s: seconds after which a failure no longer counts.
             patience_s: seconds that a needed member may wait for a node.
             depth: calls that a member may hold, the one in progress included.
-            on_failure: called with every failed member and the reason, before its successor starts.
+            report_failure: called with every failed member and the reason, before its successor starts.
         """
         self.name = name
         self.busy_s = 0.0
         self.desired = size
         """The size that was asked for."""
+        self.held_for = ""
+        """The role for which it is held; empty if it is not."""
         self._max_restarts = max_restarts
         self._budget = RestartBudget(f"pool {name}", limit=max_restarts, within_s=restart_window_s)
-        self._on_failure = on_failure
+        self._report_failure = report_failure
         self._depth = depth
         self._members: dict[ActorHandle, Member] = {}
         self._waiting: deque[asyncio.Future[Call]] = deque()
@@ -96,12 +98,10 @@ class ActorPool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no member is ready."""
         return not self._members
 
     @property
     def ready(self) -> int:
-        """Number of members that are ready."""
         return len(self._members)
 
     async def start(self) -> None:
@@ -109,7 +109,7 @@ class ActorPool:
         starts = {self._starts.begin(Member(slot), is_needed=True) for slot in range(self.desired)}
         while starts and not (self._members and all(m.state == "waiting" for m in self._starts.members)):
             done, starts = await asyncio.wait(starts, timeout=self._patience_s, return_when=asyncio.FIRST_EXCEPTION)
-            await asyncio.gather(*done)
+            await asyncio.gather(*(start for start in done if not start.cancelled()))
             self._require_alive()
         for start in starts:
             start.add_done_callback(self._start_ended)
@@ -143,7 +143,7 @@ class ActorPool:
             failures += call.is_blamed
         raise PoolError(f"pool {self.name} gave up a call that cost {FAILURES_PER_CALL} actors: {reason}")
 
-    async def each(self, work: Work[Any]) -> None:
+    async def on_every_member(self, work: Work[Any]) -> None:
         """Run `work` once on every member; a member that dies is replaced, and its successor is prepared instead."""
 
         async def once(handle: ActorHandle) -> None:
@@ -160,13 +160,30 @@ class ActorPool:
         if size < 1:
             raise PoolError(f"pool {self.name} must keep at least 1 actor, got {size}")
         self.desired = size
-        self._starts.cancel(self._surplus)
-        for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
-            self._dismiss(member.handle)
-        held = {member.slot for member in self._known}
-        free = (slot for slot in range(len(held) + size) if slot not in held)
-        for slot in islice(free, max(0, -self._surplus)):
-            self._starts.begin(Member(slot), is_needed=False).add_done_callback(self._start_ended)
+        self._resize()
+
+    def hold(self, role: str) -> None:
+        """Leave the room that becomes free to another role until `release`."""
+        self.held_for = role
+        self._resize()
+
+    def release(self) -> None:
+        """Grow to the desired size again."""
+        if self.held_for:
+            self.held_for = ""
+            self._resize()
+
+    def give(self, member: Member) -> None:
+        """End a member for another role, for which the pool is held; its calls are made again on other members."""
+        if member.handle in self._members:
+            self._remove(member, is_blamed=False)
+        else:
+            self._starts.cancel(member)
+
+    def lose(self, nodes: Collection[str]) -> None:
+        """Replace the members on these nodes, which are dead, by their ids."""
+        for member in [member for member in self._members.values() if member.node_id in nodes]:
+            self._replace(member.handle, ActorFailedError(f"its node died: {member.node}"))
 
     def stop(self) -> None:
         """End all members and all starts."""
@@ -178,12 +195,11 @@ class ActorPool:
 
     def tell(self, handle: ActorHandle, adapter: Adapter) -> None:
         """Note that a member confirmed this adapter."""
-        for member in self._known:
+        for member in self.members:
             if member.handle is handle:
                 member.hold(adapter)
 
     def status(self) -> PoolStatus:
-        """Describe the pool for the status."""
         return PoolStatus(
             name=self.name,
             desired=self.desired,
@@ -193,26 +209,25 @@ class ActorPool:
             queue=sum(not waiting.done() for waiting in self._waiting),
             restarts=self.restarts,
             max_restarts=self._max_restarts,
+            held_for=self.held_for,
             trouble=self._starts.trouble,
         )
 
     def actors(self) -> list[ActorStatus]:
         """Describe every member for the status, including those that are starting, without those that wait to start."""
-        known = [member for member in self._known if member.handle is not None or member.restarts]
+        known = [member for member in self.members if member.handle is not None or member.restarts]
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
     def admit(self, member: Member) -> None:
-        """Add a member that is ready to work."""
         self._members[member.handle] = member
         self._hand_out()
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
-        """Count a failed actor; return the seconds to wait before its successor."""
         reason = one_line(error)
-        level = logging.INFO if self._on_failure else logging.WARNING  # whoever is told makes it an event
+        level = logging.INFO if self._report_failure else logging.WARNING  # whoever is told makes it an event
         log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
-        if self._on_failure:
-            self._on_failure(handle, reason)
+        if self._report_failure:
+            self._report_failure(handle, reason)
         try:
             return self._budget.spend(reason)
         except PoolError as failure:
@@ -220,12 +235,28 @@ class ActorPool:
             return 0.0
 
     @property
-    def _known(self) -> list[Member]:
+    def members(self) -> list[Member]:
+        """The members that are ready and those that start."""
         return [*self._members.values(), *self._starts.members]
 
     @property
+    def _size(self) -> int:
+        """Members to have now."""
+        if not self.held_for:
+            return self.desired
+        return max(1, min(self.desired, sum(member.state != "waiting" for member in self.members)))
+
+    @property
     def _surplus(self) -> int:
-        return len(self._known) - self.desired
+        return len(self.members) - self._size
+
+    def _resize(self) -> None:
+        if self.has_failed:
+            return
+        for start in self._starts.resize(list(self._members.values()), self._size):
+            start.add_done_callback(self._start_ended)
+        for member in [member for member in self._members.values() if not member.line][: max(0, self._surplus)]:
+            self._dismiss(member.handle)
 
     async def _take(self) -> Call:
         """Wait for a call on a member."""
@@ -304,15 +335,19 @@ class ActorPool:
         member = self._members.get(handle)
         if member is None:
             return
-        for position, call in enumerate(member.line):
-            call.is_blamed, call.has_failed = position == 0, True
-            if call.task and position:
-                call.task.cancel()
-        self._dismiss(handle)
+        self._remove(member, is_blamed=True)
         pause_s = self.count_restart(handle, error)
         if self._failure is None and self._surplus < 0:
             successor = Member(member.slot, restarts=member.restarts + 1)
             self._starts.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._start_ended)
+
+    def _remove(self, member: Member, *, is_blamed: bool) -> None:
+        """End a member before its calls are answered; the first one may be to blame and answers with its error."""
+        for position, call in enumerate(member.line):
+            call.is_blamed, call.has_failed = is_blamed and position == 0, True
+            if call.task and not call.is_blamed:
+                call.task.cancel()
+        self._dismiss(member.handle)
 
     def _start_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -6,7 +6,7 @@ An actor is spawned, waits for a node, prepares itself (loads its model or score
 |---------------------|-------------------------------------------------|--------------------------------------------|
 | needed: a first     | waits while other members work; without any, it | a death counts as a restart; an error that |
 | member, a successor | counts as failed after `patience_s`             | the actor raises ends the pool             |
-| desired: by `scale` | waits until the desired size changes            | is tried again; `trouble` has the reason   |
+| desired: any other  | waits until the desired size changes            | is tried again; `trouble` has the reason   |
 
 At most `JOINING` desired members of a pool start at one time, so that no desired size slows the run; the others wait
 without an actor.
@@ -15,7 +15,8 @@ without an actor.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count, islice
 from typing import Any, Protocol
 
 import ray
@@ -64,7 +65,6 @@ class Starts:
         """
         Args:
             pool: admits the members.
-            spawn: makes the actor of a slot.
             prepare: makes the running actor of a member ready to work.
             patience_s: seconds to wait for a node if no other member works.
         """
@@ -80,14 +80,12 @@ class Starts:
 
     @property
     def members(self) -> list[Member]:
-        """The members in the order of their starts."""
         return list(self._tasks.values())
 
     def begin(self, member: Member, *, is_needed: bool, pause_s: float = 0.0) -> "asyncio.Task[None]":
         """Start an actor in the member's slot.
 
         Args:
-            member: gets the actor.
             is_needed: see the table above.
             pause_s: seconds to wait first.
 
@@ -97,19 +95,40 @@ class Starts:
         start = self._start_needed(member, pause_s) if is_needed else self._start_desired(member)
         task = asyncio.ensure_future(start)
         self._tasks[task] = member
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever awaits it raises its error
         if is_needed:
             self._needed.add(task)
             task.add_done_callback(self._needed.discard)
         return task
 
-    def cancel(self, surplus: int) -> None:
-        """Cancel `surplus` starts after the desired size changed: desired members before needed ones, newest first.
+    def resize(self, ready: Sequence[Member], size: int) -> "list[asyncio.Task[None]]":
+        """Cancel starts, or begin desired ones in free slots, so that `size` members are ready or starting.
 
-        Otherwise an empty pool could wait forever for a desired member.
+        Members without a node are cancelled first, desired ones before needed ones, the newest first. Otherwise an
+        empty pool could wait forever for a desired member.
+
+        Args:
+            ready: the members that are ready; they stay, also if there are more than `size`.
+            size: members to have.
+
+        Returns:
+            The starts that it began.
         """
-        self.trouble = ""
-        newest_first = list(reversed(self._tasks))
-        for task in sorted(newest_first, key=self._needed.__contains__)[: max(0, surplus)]:
+        surplus = len(ready) + len(self._tasks) - size
+        if surplus:
+            self.trouble = ""
+        newest_first = reversed(list(self._tasks.items()))
+        order = sorted(newest_first, key=lambda start: (start[1].state != "waiting", start[0] in self._needed))
+        for task, _ in order[: max(0, surplus)]:
+            self._tasks.pop(task)
+            task.cancel()
+        taken = {member.slot for member in (*ready, *self.members)}
+        free = (slot for slot in count() if slot not in taken)
+        return [self.begin(Member(slot), is_needed=False) for slot in islice(free, max(0, -surplus))]
+
+    def cancel(self, member: Member) -> None:
+        """Cancel the start of one member."""
+        for task in [task for task, other in self._tasks.items() if other is member]:
             self._tasks.pop(task)
             task.cancel()
 

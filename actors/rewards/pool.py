@@ -27,8 +27,8 @@ from flowcredit.code import CODE, code_digest
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError, ScorerError
-from protocol.files import sha256_of
-from protocol.import_path import file_of, whole_path
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of, whole_path
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
@@ -100,12 +100,9 @@ class RewardPool:
     ) -> None:
         """
         Args:
-            name: the reward's name.
             config: sets batches, tries and the failure policy.
             make: makes a pool of that many actors; a pause may call it again.
-            timeout_s: deadline of a call.
             heartbeat_s: longest silence of an actor that works.
-            tally: counts the missing scores.
         """
         self.name = name
         self.pool = make(config.actors)
@@ -143,9 +140,6 @@ class RewardPool:
         """Score all images, retrying failures; `on_failure` decides about the rest.
 
         Args:
-            images: B images.
-            prompts: B texts.
-            metadata: B mappings.
             group: images of one group, for a scorer that compares a group; None if all are one group.
 
         Returns:
@@ -278,7 +272,6 @@ class RewardPools(Mixture):
         Args:
             config: its sections `rewards` and `cluster` set the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
-            sink: receives an event for every failure.
             actor_class: class of the actors; a simulation has its own.
         """
         self._config = config
@@ -344,7 +337,7 @@ class RewardPools(Mixture):
                 restart_window_s=cluster.restart_window_s,
                 patience_s=timeout_s,
                 depth=AHEAD,
-                on_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
+                report_failure=failure_reporter(f"reward/{name}", self._nodes, self._sink),
             )
 
         return RewardPool(

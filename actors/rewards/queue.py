@@ -60,7 +60,6 @@ class RewardQueue:
             delay_s: seconds that a call which is not full waits for more.
             call: runs a coroutine function on an idle actor, on another one if it raises `ActorFailedError`; raises
                 PoolError when it gives up.
-            ask: the remote call.
         """
         self.failed_calls = 0
         """Calls whose actor died or that overran their deadline."""
@@ -76,8 +75,6 @@ class RewardQueue:
         """Score a piece.
 
         Args:
-            images: the array that the piece points into.
-            piece: at least one image.
             is_alone: share no call with other requests; an image that failed once may be the one that kills the actors.
 
         Returns:

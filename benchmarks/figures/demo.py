@@ -1,65 +1,81 @@
-"""The image of the README: the reward of the demo's seeds, and images of the median one before and after.
+"""The image of the README: score and reward of the demo, and an image of each held-out prompt before and after.
 
-python -m benchmarks.figures.demo runs/demo_gain/seed_*
+make demo
+python -m benchmarks.figures.demo runs/demo-*
 """
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
 
-from deploy.folder.gallery import FAIL, PASS, read_gallery
+from deploy.folder.gallery import FAIL, PASS, read_gallery, told
 from deploy.folder.names import GALLERY
-from deploy.report.runs import HELDOUT, REWARD, read_run
+from deploy.report.runs import HELDOUT, REWARD, Run, read_run
 
-ROWS = 3
+COLUMNS = 8
+GAP = 0.12
+"""Distance between two images, as a share of an image."""
 
 
 def draw(runs: list[Path]) -> Figure:
-    """Draw rewards and held-out scores of runs, and the first images of the run with the median last score."""
-    figure = Figure(figsize=(11, 3.9), layout="constrained")
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 1.15]).flat
-    axes = left.subplots()
+    """Draw the curves of all runs, and the images of the run with the median last score."""
+    figure = Figure(figsize=(11, 4.3), layout="constrained")
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 2.2]).flat
     held = [read_run(run) for run in runs]
-    for run in held:
-        iterations, _, rewards = run.values(REWARD)
-        at, _, scores = run.values(HELDOUT, of="evaluations")
-        is_first = run is held[0]
-        axes.plot(iterations, rewards, color="#2563eb", alpha=0.35, label="training reward" if is_first else None)
-        axes.plot(at, scores, "o", color="#c2570c", markersize=5, label="held-out score" if is_first else None)
-    mean = np.mean([run.values(REWARD)[2] for run in held], axis=0)
-    axes.plot(held[0].values(REWARD)[0], mean, color="#2563eb", linewidth=2.2, label=f"mean of {len(held)} seeds")
-    axes.set(xlabel="iteration", title=f"the demo, {len(held)} seeds")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    _curves(left, held)
     ends = [run.values(HELDOUT, of="evaluations")[2][-1] for run in held]
-    middle = ends.index(statistics.median_low(ends))
-    first, last = (int(held[middle].evaluations[end]["iteration"]) for end in (0, -1))
-    before, after = (read_gallery(runs[middle] / GALLERY, each) for each in (first, last))
-    prompts = [prompt for prompt in before if prompt in after][: 2 * ROWS]
-    right.suptitle("seed with the median score before and after, same noise (green: right, red: wrong)", fontsize=10)
-    for part, prompt in zip(right.subfigures(ROWS, 2).flat, prompts, strict=False):
-        part.suptitle(prompt, fontsize=8)
-        for panel, (image, score) in zip(part.subplots(1, 2), (before[prompt], after[prompt]), strict=True):
-            panel.imshow(image, interpolation="nearest")
-            panel.set(xticks=[], yticks=[])
-            for spine in panel.spines.values():
-                spine.set(color=PASS if score >= 1 else FAIL, linewidth=2.5)
+    middle = held[ends.index(statistics.median_low(ends))]
+    first, last = (int(middle.evaluations[end]["iteration"]) for end in (0, -1))
+    before, after = (read_gallery(middle.path / GALLERY, each) for each in (first, last))
+    prompts = [prompt for prompt in before if prompt in after]
+    readings = [[before[prompt][1], after[prompt][1]] for prompt in prompts]
+    said = told(middle.path, readings, first=first, last=last, diversity=middle.config.diversity_reading)
+    right.suptitle(said, fontsize=9)
+    for axes, shown, iteration in zip(right.subplots(1, 2), (before, after), (first, last), strict=True):
+        _sheet(axes, [shown[prompt] for prompt in prompts])
+        axes.set_title(f"iteration {iteration} (green: right, red: wrong)", fontsize=9)
     return figure
 
 
+def _curves(part: SubFigure, runs: Sequence[Run]) -> None:
+    score, reward = part.subplots(2, 1, sharex=True)
+    for axes, name, of, title in (
+        (score, HELDOUT, "evaluations", "held-out score, GenEval's strict verdict"),
+        (reward, REWARD, "iterations", "training reward, on a softer scale"),
+    ):
+        columns = [run.values(name, of=of) for run in runs]
+        for iterations, _, values in columns:
+            axes.plot(iterations, values, "o-" if of == "evaluations" else "-", color="#2563eb", markersize=4)
+        axes.set_title(title, fontsize=9)
+        axes.grid(axis="y", alpha=0.3)
+    reward.set_xlabel("iteration")
+
+
+def _sheet(axes: Axes, cells: Sequence[tuple[np.ndarray, float]]) -> None:
+    for number, (image, reading) in enumerate(cells):
+        x, y = (1 + GAP) * (number % COLUMNS), (1 + GAP) * (number // COLUMNS)
+        axes.imshow(image, interpolation="nearest", extent=(x, x + 1, y + 1, y))
+        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=PASS if reading >= 1 else FAIL, linewidth=1.6))
+    axes.set(xlim=(-GAP, COLUMNS * (1 + GAP)), ylim=(-(-len(cells) // COLUMNS) * (1 + GAP), -GAP))
+    axes.set_axis_off()
+
+
 def main(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of the demo, one for each seed.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of the demo.")],
     out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("docs/demo.png"),
 ) -> None:
     """Write the image."""
     figure = draw(runs)
     FigureCanvasAgg(figure)
-    figure.savefig(out, dpi=120)
+    figure.savefig(out, dpi=130)
     typer.echo(out)
 
 

@@ -15,7 +15,7 @@ from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, StableDi
 
 from benchmarks.pretraining.tokenizer import build as build_tokenizer
 from benchmarks.pretraining.transformer import VelocityModel
-from protocol.files import whole
+from protocol.ground.files import whole
 
 SHIFT = 3.0
 """The scheduler's shift, as in Stable Diffusion 3."""

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from protocol.files import whole
+from protocol.ground.files import whole
 
 PLAIN_LINES = 40
 """Lines of progress that a stage prints if the output is no terminal."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.race.race run --reward geneval --iterations 30 --seeds 1 --only stepwise_calibrated
     python -m benchmarks.race.earlier run
-    python -m benchmarks.race.earlier draw docs/results/earlier.png
+    python -m benchmarks.race.earlier draw runs/earlier.png
 
 A cell is the race's cell of `stepwise_calibrated` in all but this: values are calibrated with the slopes, and
 advantages divided by the stds, that the iteration before had by its own rewards. The first iteration has its own.

@@ -5,8 +5,8 @@
     python -m benchmarks.race.race report                                # JSON, plots and tables of all cells
     python -m benchmarks.race.race report --published docs/results/race_families.json   # of another race
 
-`report` joins the cells of the run folders with the published ones, `docs/results/race.json`; an own cell replaces the
-published cell of the same variant, seed and reward. `report --out docs/results/race.json` publishes own cells.
+`report` joins the cells of the run folders with the published ones, `docs/results/race_tree.json`; an own cell replaces
+the published cell of the same variant, seed and reward. `report --out docs/results/race_tree.json` publishes own cells.
 
 A cell is (variant, seed, reward). A variant is a method with config keys; `benchmarks/race/variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
@@ -42,7 +42,7 @@ from deploy.run.run import run_training
 from protocol.config.run import RunConfig
 
 RUNS = Path("runs/credit_race")
-PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race.json"
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_tree.json"
 """Cells that were measured before, with their tables; part of the repository."""
 EARLIER: Mapping[str, tuple[int, ...]] = {"pickscore": (20,), "redness": (15,)}
 """Iterations of Flow-GRPO whose scores are goals too, beside its end: a method that begins fast need not get far."""
@@ -139,7 +139,7 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
     gains: dict[str, list[float]] = {}
     for line in trained:
         for key, value in line.items():
-            if key.startswith("gain/step_") and key.endswith("_abs_mean") and value is not None:
+            if key.startswith("step_reward/step_") and key.endswith("_abs_mean") and value is not None:
                 gains.setdefault(key.split("_")[1], []).append(value)
     return {
         **asdict(cell),

@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.speed.gpu_model import random_backbone, random_lora, write_pipeline
 from benchmarks.speed.slot.timing import milliseconds_by_kind, peak_memory, seconds_of, wait
 from deploy.library import read_run, train
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
 from deploy.tools.measure import find_card
@@ -161,14 +161,14 @@ def iterate(setup: Setup, run: Path, *, iterations: int, words: Sequence[str] = 
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _run_peak(setup: Setup) -> Peak | None:
+def _run_peak(setup: Setup) -> MfuPeak | None:
     peak = setup.peak_tflops or _peak_tflops(setup.device)
 
     def operations(config: RunConfig) -> tuple[float, float]:
         counts = _estimate(config, setup).evaluations
         return counts.forward_flops, counts.gradient_flops
 
-    return Peak(tflops=peak, operations=operations) if peak else None
+    return MfuPeak(tflops=peak, operations=operations) if peak else None
 
 
 def config_of(setup: Setup) -> RunConfig:

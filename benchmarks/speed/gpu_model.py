@@ -14,7 +14,7 @@ from flow.models.hollow import backbone_of_parts
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import quiet_libraries
 from protocol.config.model import ModelConfig
-from protocol.files import whole
+from protocol.ground.files import whole
 
 SD35_MEDIUM: dict[str, Any] = {
     "sample_size": 128,

@@ -45,9 +45,9 @@ from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
+from protocol.ground.resources import resolve
 from protocol.messages import GenerateRequest, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from protocol.prompts import read_prompts
-from protocol.resources import resolve
 from rewards.scorer import Piece, score_pieces, scorer_of
 
 VARIANTS = (

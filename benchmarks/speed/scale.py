@@ -258,7 +258,7 @@ async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: i
                 ports=fleet.ports,
                 journal=journal,
                 stop=stop,
-                rest=observed.control.rest,
+                between=observed.control.between,
                 observer=observed,
                 is_evaluated=True,
             )

@@ -1,4 +1,4 @@
-"""How to share GPUs between rollout actors and learner workers, from counted forwards: the table of docs/scaling.md.
+"""How to share GPUs between rollout actors and learner workers, from counted forwards: the table of docs/cluster.md.
 
     python -m benchmarks.speed.sides                   # SD3.5-Medium and FLUX.1-dev; 1, 8 and 64 GPUs
     python -m benchmarks.speed.sides --tflops 400      # seconds at another rate

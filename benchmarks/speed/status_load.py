@@ -142,7 +142,12 @@ def write_runs(folder: Path, *, runs: int, iterations: int) -> int:
     from deploy.presets import load_config
     from protocol.status import Event, Rewards, RunStatus
 
-    by_step = ("gain/step_{}_abs_mean", "gain/step_{}_zero_share", "advantage/step_{}_mean", "advantage/step_{}_std")
+    by_step = (
+        "step_reward/step_{}_abs_mean",
+        "step_reward/step_{}_zero_share",
+        "advantage/step_{}_mean",
+        "advantage/step_{}_std",
+    )
     names = [name.format(step) for step in range(10) for name in by_step]
     numbers = {"reward/mean": 0.75, "train/loss": -1e-5} | dict.fromkeys(names, 0.1234567890123456)
     lines = [json.dumps({"iteration": n} | numbers) for n in range(1, iterations + 1)]

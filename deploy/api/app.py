@@ -46,6 +46,8 @@ STREAMS = 64
 """Largest number of event streams that one server keeps open."""
 BODY_BYTES = 4_096
 """Largest body of a request."""
+BODIES_HELD = 64
+"""Number of largest bodies that the server may hold at one time."""
 PoolName = Annotated[str, Path(pattern=POOL, description="`rollout`, `reward/<scorer>` or `learner`.")]
 CommandName = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 Iteration = Annotated[int, Path(ge=1, le=10**9)]
@@ -89,7 +91,9 @@ def make_app(source: Source, access: Access) -> FastAPI:
     app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
     app.state.curves, app.state.drawing = CurveCache(source), asyncio.Lock()
     add_problem_handlers(app)
-    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
+    app.add_middleware(
+        Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=access.admit
+    )
     app.include_router(_open)
     app.include_router(_reading, dependencies=access.to_read)
     app.include_router(history, dependencies=access.to_read)
@@ -98,8 +102,8 @@ def make_app(source: Source, access: Access) -> FastAPI:
 
 
 _open = APIRouter()
-_reading = APIRouter(responses=documented(401))
-_control = APIRouter(responses=documented(401, 403))
+_reading = APIRouter(responses=documented(401, 502))
+_control = APIRouter(responses=documented(401, 403, 502))
 
 
 @_open.get("/", include_in_schema=False)
@@ -130,9 +134,12 @@ async def readyz(request: Request) -> Health:
 
 
 @_reading.get("/runs")
-async def runs(request: Request) -> list[RunSummary]:
-    """Return all runs, newest first."""
-    return [summary_of(status) for status in await request.app.state.cache.runs()]
+async def runs(request: Request, response: Response) -> list[RunSummary]:
+    """Return all runs, newest first; the header `Age` holds the seconds since they were read."""
+    cache: StatusCache = request.app.state.cache
+    found = await cache.runs()
+    response.headers["Age"] = str(cache.list_age_s)
+    return [summary_of(status) for status in found]
 
 
 @_reading.get(
@@ -224,7 +231,7 @@ async def prometheus(request: Request) -> Response:
     return Response(exposition(await request.app.state.cache.runs()), media_type=CONTENT_TYPE)
 
 
-@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(404, 409, 422, 429))
+@_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
     """Set the desired size of a pool; the answer's `id` leads to the outcome."""
     status = await _running(request, run)
@@ -236,7 +243,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
     return await _ask(request, response, run, new_command("scale", pool=pool, count=size.count))
 
 
-@_control.post("/runs/{run}/commands", status_code=202, responses=documented(404, 409, 422, 429))
+@_control.post("/runs/{run}/commands", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
     await _running(request, run)
@@ -250,7 +257,7 @@ async def _ask(request: Request, response: Response, run: str, command: Command)
 
 
 async def _running(request: Request, run: str) -> RunStatus:
-    status: RunStatus = await request.app.state.cache.status(run)
+    status: RunStatus = await request.app.state.cache.status(run, must_answer=True)
     if reason := refusal_of(status):
         raise Problem(409, f"the run {reason}")
     return status

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Depends, Security
+from fastapi import Depends, Request, Security
 from fastapi.params import Depends as Dependency
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
@@ -16,7 +16,8 @@ from protocol.errors import ConfigError, one_line
 TOKEN_VARIABLE = "FLOWCREDIT_TOKEN"
 SHORTEST_TOKEN = 16
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
+BEARER = HTTPBearer(auto_error=False)
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
 
 
 class Access:
@@ -54,6 +55,10 @@ class Access:
             raise Problem(403, f"control needs a token: start the server with {TOKEN_VARIABLE} or --token-file")
         if given is None or not hmac.compare_digest(given.credentials.strip().encode(), self._token.encode()):
             raise Problem(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+
+    async def admit(self, request: Request) -> None:
+        """Do the same from the head of a request, before its body is read."""
+        self.require_token(await BEARER(request))
 
 
 def is_loopback(host: str) -> bool:

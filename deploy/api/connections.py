@@ -1,13 +1,14 @@
 """Limits on the connections of both HTTP services; they apply before a token is checked.
 
-A request must arrive in time, the number of connections is limited, and equal messages are logged rarely. uvicorn has a
-timeout between two requests, but none for a request that does not arrive.
+A request must arrive in time, the number of connections is limited, and equal messages are logged rarely. uvicorn and
+hypercorn have a timeout between two requests, but none for a request that does not arrive.
 """
 
 import asyncio
 import logging
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,18 +33,21 @@ def _most_connections() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """One connection. If there are too many, the one that has waited longest for its request is closed.
+    """One connection. If there are too many, one that waits for the rest of its request is closed: of the peer with the
+    most of them, the one that has waited longest.
 
-    So a client that sends its request at once is served, however many other clients are connected and send nothing.
+    So a client that sends its request at once is served, however many other connections send nothing or little.
     """
 
-    head_s, body_s = 10.0, 120.0
-    """Seconds in which the head of a request must have arrived, and then its body."""
+    head_s = 10.0
+    """Seconds in which the head of a request must have arrived, and then what nobody reads of its body."""
+    body_rate = 1024 * 1024
+    """Bytes of a body that must arrive in a second, on average after the first `head_s`."""
     most = _most_connections()
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._seconds: float | None = None
+        self._awaited: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.since = 0.0
         """When the waiting began, on the event loop's clock."""
@@ -53,9 +57,10 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > self.most:
-            log.warning("more than %d connections: those without a request are closed", self.most)
+            log.warning("more than %d connections: those that wait longest for a request are closed", self.most)
             waiting = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_waiting]
-            min(waiting, key=lambda each: each.since).give_up()
+            of_peer = Counter(each.peer for each in waiting)
+            max(waiting, key=lambda each: (of_peer[each.peer], -each.since)).give_up()
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a request."""
@@ -63,10 +68,9 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; a body that is still arriving must arrive in time."""
+        """Go on to the next request; a body that is still arriving is read by nobody."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
-            self._watch()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""
@@ -76,8 +80,13 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a request's head."""
-        return self._seconds == self.head_s
+        """Whether it waits for a request, or for the rest of one."""
+        return self._awaited is not None
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end."""
+        return self.client[0] if self.client else ""
 
     def give_up(self) -> None:
         """Close the connection without an answer."""
@@ -86,14 +95,19 @@ class BoundedConnection(H11Protocol):
 
     def _watch(self) -> None:
         """Set the timer for the head or the body of the request; a part that arrives does not prolong it."""
-        limits: dict[type, float] = {h11.IDLE: self.head_s, h11.SEND_BODY: self.body_s}
-        seconds = limits.get(self.conn.their_state)
-        if seconds == self._seconds:
+        awaited, seconds = None, self.head_s
+        if self.conn.their_state is h11.IDLE:
+            awaited = "head"
+        elif self.conn.their_state is h11.SEND_BODY:
+            awaited = "body" if self.conn.our_state is not h11.DONE else "rest"
+            length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+            seconds += length / self.body_rate if awaited == "body" else 0.0
+        if awaited == self._awaited:
             return
         if self._timer:
             self._timer.cancel()
-        self._seconds, self.since = seconds, self.loop.time()
-        self._timer = self.loop.call_later(seconds, self.give_up) if seconds else None
+        self._awaited, self.since = awaited, self.loop.time()
+        self._timer = self.loop.call_later(seconds, self.give_up) if awaited else None
 
 
 class Sparing(logging.Filter):

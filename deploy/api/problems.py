@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deploy.board.board import QueueFullError
-from protocol.errors import BoardError
+from protocol.errors import BoardError, DamagedError, said
 
 log = logging.getLogger(__name__)
 MEDIA = "application/problem+json"
@@ -32,12 +32,11 @@ class Problem(Exception):  # noqa: N818
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         """
         Args:
-            status: HTTP status.
             detail: one sentence on what is wrong.
             headers: further headers of the response.
         """
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+        self.status, self.detail, self.headers = status, said(detail), headers
 
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
@@ -56,7 +55,10 @@ DESCRIPTIONS = {
     421: "the server is not known by this name",
     422: "an argument breaks its rule",
     429: "too many event streams, or too many commands that wait for the run",
+    500: "the server or a scorer failed",
+    502: "the board answers, but what it holds of the run cannot be read",
     503: "the board does not answer, or too many images wait: try again later",
+    504: "the scorer did not answer in time or ended, and starts again",
 }
 
 
@@ -83,6 +85,10 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_full_queue(request: Request, error: QueueFullError) -> JSONResponse:  # noqa: ARG001
         return Problem(429, str(error)).response()
 
+    @app.exception_handler(DamagedError)
+    async def on_damaged(request: Request, error: DamagedError) -> JSONResponse:  # noqa: ARG001
+        return Problem(502, str(error)).response()
+
     @app.exception_handler(BoardError)
     async def on_board(request: Request, error: BoardError) -> JSONResponse:  # noqa: ARG001
         log.warning("%s", error)
@@ -91,7 +97,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_input(request: Request, error: RequestValidationError) -> JSONResponse:  # noqa: ARG001
         first = error.errors()[0]
-        argument = ".".join(str(part) for part in first["loc"])
+        argument = ".".join(str(part)[:60] for part in first["loc"])
         return Problem(422, f"{argument}: {first['msg']}").response()
 
     @app.exception_handler(HTTPException)

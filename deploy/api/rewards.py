@@ -1,23 +1,26 @@
 """The HTTP reward service: this process's scorers for actors on other machines. `rewards.http.wire` is its protocol.
 
-    app = make_app({"ocr": build_scorer("ocr")}, access)       # what `flowcredit serve-rewards ocr` runs
+    app = make_app({"ocr": ScorerProcess("ocr", {}, deadline_s=300)}, access)      # `flowcredit serve-rewards ocr`
 
-A scorer scores one request at a time, on a thread. If a request would make more than `max_waiting` images wait, or if
-other requests hold too many bytes in memory, it is answered with status 503, and the client retries later. A request
-that is too large by itself is refused. An image that cannot be read or scored, or that is too large, fails alone.
+A scorer scores one request at a time, in a process of its own. If a request would make more than `max_waiting` images
+wait, or if other requests hold too many bytes in memory, it is answered with status 503, and the client retries later.
+A request that is too large by itself is refused. An image that cannot be read or scored, or that is too large, fails
+alone. A scorer that does not answer in time is started again.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 
 from deploy.api.auth import Access
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
+from deploy.api.scorer_process import Place
 from protocol.errors import ContractError, InputError
 from protocol.messages import Prompt, Scores
 from rewards.http.wire import (
@@ -55,16 +58,21 @@ BODIES_HELD = 8
 
 
 class ServedScorer:
-    """One scorer, its lock and its counts of images."""
+    """One scorer, whose turn it is, and its counts of images."""
 
-    def __init__(self, scorer: CheckedScorer, *, max_waiting: int) -> None:
-        """Serve `scorer`; at most `max_waiting` images wait for it."""
-        self.scorer = scorer
+    def __init__(self, place: Place, *, max_waiting: int) -> None:
+        """Serve the scorer at `place`; at most `max_waiting` images wait for it."""
+        self.place = place
         self.waiting = self.scored = self.missing = 0
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
 
-    async def score(self, call: ScoreCall) -> Scores:
+    async def check(self, call: CheckCall, request: Request) -> str:
+        """Return why the prompts of a call cannot be scored; empty if they can."""
+        async with self._turn_of(request):
+            return await self.place.run(_problem_of, call)
+
+    async def score(self, call: ScoreCall, request: Request) -> Scores:
         """Score the images of a call once the calls before it are done.
 
         Raises:
@@ -81,20 +89,34 @@ class ServedScorer:
             raise Problem(503, f"{self.waiting} images already wait for {call.scorer}: try again later")
         self.waiting += size
         try:
-            async with self._turn:
-                scores = await asyncio.to_thread(_score_items, self.scorer, call)
+            async with self._turn_of(request):
+                scores = await self.place.run(_score_items, call)
         finally:
             self.waiting -= size
         self.scored += size
         self.missing += int((~scores.valid).sum())
         return scores
 
+    @asynccontextmanager
+    async def _turn_of(self, request: Request) -> AsyncIterator[None]:
+        """Wait for the turn of a request, unless its client leaves, whose place is then free."""
+        turn, left = asyncio.ensure_future(self._turn.acquire()), asyncio.ensure_future(request.receive())
+        await asyncio.wait({turn, left}, return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        if not turn.done():
+            turn.cancel()
+            raise Problem(503, "the client has left")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
-def make_app(scorers: Mapping[str, CheckedScorer], access: Access, *, max_waiting: int = 1024) -> FastAPI:
+
+def make_app(scorers: Mapping[str, Place], access: Access, *, max_waiting: int = 1024) -> FastAPI:
     """Make the service.
 
     Args:
-        scorers: the scorers to serve, by name.
+        scorers: the places of the scorers to serve, by name.
         access: the access rights; the route of its health needs no token.
         max_waiting: images that may wait for one scorer.
 
@@ -102,10 +124,11 @@ def make_app(scorers: Mapping[str, CheckedScorer], access: Access, *, max_waitin
         The application.
     """
     app = FastAPI(title="flowcredit reward service", version="1", docs_url=None, redoc_url=None)
-    app.state.held, app.state.reading = 0, asyncio.Lock()
-    app.state.served = {name: ServedScorer(scorer, max_waiting=max_waiting) for name, scorer in scorers.items()}
+    app.state.reading = asyncio.Lock()
+    app.state.served = {name: ServedScorer(place, max_waiting=max_waiting) for name, place in scorers.items()}
     add_problem_handlers(app)
-    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, hosts=access.hosts)
+    admit = access.admit if access.to_call else None
+    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=admit)
     app.include_router(_open)
     app.include_router(_calls, dependencies=access.to_call)
     return app
@@ -117,30 +140,28 @@ def _body(cls: type[Message]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, MSGPACK: {}}}}
 
 
-async def _room(request: Request) -> AsyncIterator[None]:
-    """Hold memory for a request's body until it is answered (Problem 503: other requests use it)."""
-    state, size = request.app.state, int(request.headers.get("content-length", 0))
-    if state.held + size > BODIES_HELD * BODY_BYTES:
-        raise Problem(503, f"requests in progress already hold {state.held // MIB} MiB: try again later")
-    state.held += size
-    try:
-        yield
-    finally:
-        state.held -= size
-
-
 _open = APIRouter(responses=documented())
-_calls = APIRouter(responses=documented(400, 401, 404))
+_calls = APIRouter(responses=documented(400, 401, 404, 500, 504))
 
 
 @_open.get("/v1/health")
 async def health(request: Request) -> dict[str, Any]:
-    """Return the counts of waiting, scored and missing images of each scorer."""
+    """Return the counts of waiting, scored and missing images of each scorer, and how often its process started again.
+
+    `degraded` is a scorer whose newest call got no answer, and a service with such a scorer.
+    """
+    served: dict[str, ServedScorer] = request.app.state.served
     counts = {
-        name: {"waiting": item.waiting, "scored": item.scored, "missing": item.missing}
-        for name, item in request.app.state.served.items()
+        name: {
+            "status": _health(item.place.is_degraded),
+            "waiting": item.waiting,
+            "scored": item.scored,
+            "missing": item.missing,
+            "restarts": item.place.restarts,
+        }
+        for name, item in served.items()
     }
-    return {"status": "ok", "scorers": counts}
+    return {"status": _health(any(item.place.is_degraded for item in served.values())), "scorers": counts}
 
 
 @_calls.get("/v1/scorers", response_model=ScorerList)
@@ -148,31 +169,39 @@ async def scorer_list(request: Request) -> Response:
     """Return the served scorers with the range of their values."""
     served: dict[str, ServedScorer] = request.app.state.served
     facts = tuple(
-        ScorerFacts(name=name, low=finite(item.scorer.low), high=finite(item.scorer.high), sees=item.scorer.sees)
-        for name, item in served.items()
+        ScorerFacts(name=name, low=finite(facts.low), high=finite(facts.high), sees=facts.sees)
+        for name, facts in ((name, item.place.facts) for name, item in served.items())
     )
     return _reply(ScorerList(scorers=facts), request)
 
 
-@_calls.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall), dependencies=[Depends(_room)])
+@_calls.post("/v1/check", response_model=CheckReply, openapi_extra=_body(CheckCall))
 async def check(request: Request) -> Response:
     """Answer whether prompts can be scored."""
     call = await _read(CheckCall, request)
-    scorer = _find(request, call.scorer).scorer
-    prompts = [Prompt(index=line.index, text=line.text, metadata=line.metadata) for line in call.prompts]
-    try:
-        await asyncio.to_thread(scorer.check, prompts)
-    except InputError as error:
-        return _reply(CheckReply(problem=str(error)), request)
-    return _reply(CheckReply(), request)
+    problem = await _find(request, call.scorer).check(call, request)
+    return _reply(CheckReply(problem=problem), request)
 
 
-@_calls.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall), dependencies=[Depends(_room)])
+@_calls.post("/v1/score", response_model=ScoreReply, openapi_extra=_body(ScoreCall))
 async def score(request: Request) -> Response:
     """Return the scores of images, one answer for each."""
     call = await _read(ScoreCall, request)
-    scores = await _find(request, call.scorer).score(call)
+    scores = await _find(request, call.scorer).score(call, request)
     return _reply(ScoreReply(scorer=call.scorer, items=answers_of(scores)), request)
+
+
+def _health(is_degraded: bool) -> str:  # noqa: FBT001
+    return "degraded" if is_degraded else "ok"
+
+
+def _problem_of(scorer: CheckedScorer, call: CheckCall) -> str:
+    prompts = [Prompt(index=line.index, text=line.text, metadata=line.metadata) for line in call.prompts]
+    try:
+        scorer.check(prompts)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:

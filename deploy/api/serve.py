@@ -3,13 +3,18 @@
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Timer
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from protocol.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[socket.socket, str]:
@@ -37,22 +42,47 @@ def listen(host: str, port: int, *, descriptor: int | None = None) -> tuple[sock
     return listener, f"http://{f'[{host}]' if is_ipv6 else host}:{listener.getsockname()[1]}"
 
 
+def settings_of(app: FastAPI, *, proxies: Sequence[str] = (), grace_s: int | None = None) -> "uvicorn.Config":
+    """Return uvicorn's settings, see `serve_until_interrupted`."""
+    import uvicorn
+
+    from deploy.api.connections import BACKLOG, BoundedConnection
+
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+        lifespan="on",
+        http=BoundedConnection,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        backlog=BACKLOG,
+    )
+
+
 def serve_until_interrupted(
-    app: FastAPI, listener: socket.socket, *, announcement: str, grace_s: int | None = None, linger_s: float = 0.0
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    announcement: str,
+    proxies: Sequence[str] = (),
+    grace_s: int | None = None,
+    linger_s: float = 0.0,
 ) -> None:
     """Announce an application on stdout and serve it until Ctrl-C or SIGTERM.
 
     Args:
-        app: the application.
-        listener: the socket.
         announcement: printed once connections are accepted.
+        proxies: addresses, or networks, of proxies whose X-Forwarded-For names the client.
         grace_s: seconds that requests in progress may still take; None waits for them.
         linger_s: seconds for which it goes on after the first signal if a client is connected, so that the client sees
             the end of the run. SIGTERM again does not shorten them (`deploy.board.child` repeats it); Ctrl-C does.
     """
     import uvicorn
 
-    from deploy.api.connections import BACKLOG, BoundedConnection, log_sparingly
+    from deploy.api.connections import log_sparingly
 
     class Server(uvicorn.Server):
         is_lingering = False
@@ -72,16 +102,6 @@ def serve_until_interrupted(
             elif not self.is_lingering or sig == signal.SIGINT:
                 super().handle_exit(sig, frame)
 
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=grace_s,
-        lifespan="on",
-        http=BoundedConnection,
-        backlog=BACKLOG,
-    )
     log_sparingly()
     with suppress(KeyboardInterrupt):
-        Server(settings).run(sockets=[listener])
+        Server(settings_of(app, proxies=proxies, grace_s=grace_s)).run(sockets=[listener])

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Protocol
 
-from protocol.addresses import SCHEMES, shown_source
 from protocol.commands import Command
 from protocol.errors import ConfigError
-from protocol.resources import resolve
+from protocol.ground.addresses import SCHEMES, shown_source
+from protocol.ground.resources import resolve
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 
 
@@ -29,12 +29,7 @@ class Source(Protocol):
         """Return at most `limit` metric lines with a `seq` above `since`, oldest first.
 
         Args:
-            run: the run's name.
             since: return lines after this `seq`; 0 for all.
-            limit: largest number of lines.
-
-        Returns:
-            The lines.
         """
         ...
 
@@ -42,12 +37,7 @@ class Source(Protocol):
         """Return at most `limit` events with a number above `since`, oldest first.
 
         Args:
-            run: the run's name.
             since: return events after this number; 0 for all.
-            limit: largest number of events.
-
-        Returns:
-            The events.
         """
         ...
 

@@ -36,9 +36,7 @@ async def event_stream(
     `status` holds since when.
 
     Args:
-        cache: gives the status.
         source: gives lines and events.
-        run: the run's name.
         position: the last entries that the reader has; later ones are sent.
 
     Yields:

@@ -16,7 +16,6 @@ as missing; a run that finds such values writes its own again. The board carries
 data: without it a run cannot be watched or controlled, but it goes on training.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,9 +31,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError, WatchError
 
-from protocol.addresses import check_address, without_password
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError, DamagedError, one_line
+from protocol.ground.addresses import check_address, without_password
 from protocol.status import Document, Event, MetricLine, RunStatus, TrajectoryRecord
 
 LINES_KEPT, EVENTS_KEPT, RECORDS_KEPT, COMMANDS_KEPT = 10_000, 1_000, 20, 100
@@ -121,12 +120,6 @@ class Board:
     """
 
     def __init__(self, url: str, *, prefix: str = "flowcredit:", timeout_s: float = 2.0) -> None:
-        """
-        Args:
-            url: address, as in `status.board`.
-            prefix: begins all keys.
-            timeout_s: seconds within which it must answer.
-        """
         self.url = url
         self._prefix = prefix
         foreign = "surrogateescape"  # foreign bytes are kept, and can be written back unchanged
@@ -137,7 +130,6 @@ class Board:
                 raise ConfigError(f"ssl_ca_certs in the board's address must be the CA's file, got {authority}")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._redis.aclose()
 
     async def ping(self) -> None:
@@ -145,7 +137,7 @@ class Board:
         with _answering(self.url):
             await self._redis.ping()
 
-    async def held(self, run: str) -> Held:
+    async def newest(self, run: str) -> Held:
         """Return the newest entries of a run's streams."""
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=True)
@@ -183,7 +175,6 @@ class Board:
         """Write everything or nothing; writing the same twice does no harm.
 
         Args:
-            update: everything to write.
             keep_s: seconds after which the run's keys expire.
             fence: nothing is written unless it holds.
 
@@ -222,7 +213,6 @@ class Board:
             await self._redis.hdel(self._key(run, "commands"), *ids)
 
     async def runs(self) -> list[RunStatus]:
-        """Return all runs, newest first."""
         with _answering(self.url):
             names = await self._redis.zrevrange(self._prefix + "runs", 0, 999)
             found = await self._statuses(names)
@@ -255,7 +245,7 @@ class Board:
         try:
             if isinstance(text, Exception):
                 raise text
-            status = RunStatus.model_validate(json.loads(text))
+            status = RunStatus.read(text)
             if status.run != run:
                 raise ValueError(f"it is of run {status.run!r}")
         except (RedisError, ValueError, RecursionError) as error:
@@ -269,11 +259,9 @@ class Board:
         return status.model_copy(update={"silent_s": max(0, int(kept_ms) - left_ms) / 1000 if is_known else None})
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Return metric lines with a `seq` above `since`, oldest first."""
         return await self._stream(run, "metrics", MetricLine, since=since, limit=limit)
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Return events with a number above `since`, oldest first."""
         return await self._stream(run, "events", Event, since=since, limit=limit)
 
     async def folder(self, run: str) -> Path | None:  # noqa: ARG002
@@ -281,12 +269,10 @@ class Board:
         return None
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
-        """Return the trajectories recorded at an iteration."""
         with _answering(self.url):
             return _parsed(TrajectoryRecord, await self._redis.hget(self._key(run, "trajectories"), str(iteration)))
 
     async def command(self, run: str, command: str) -> Command | None:
-        """Return one command with its outcome."""
         with _answering(self.url):
             return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
 
@@ -366,12 +352,7 @@ def client_of(kind: Any, url: str, *, timeout_s: float, **options: Any) -> Any:
 
     Args:
         kind: the client library's class, for coroutines or for threads.
-        url: the board's address.
-        timeout_s: seconds for one request.
         options: further options of that class.
-
-    Returns:
-        The client, which connects when it is used.
 
     Raises:
         ConfigError: no client can use this address.
@@ -411,6 +392,6 @@ def _parsed(kind: type[Parsed], text: str | None) -> Parsed | None:
     if text is None:
         return None
     try:
-        return kind.model_validate(json.loads(text))
+        return kind.read(text)
     except (ValueError, RecursionError):
         return None

@@ -36,7 +36,6 @@ class Child:
         """
         Args:
             command: program and arguments; its output is discarded.
-            variables: added to the environment.
             descriptors: file descriptors above 9 that it inherits.
         """
         self._process = subprocess.Popen(

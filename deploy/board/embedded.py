@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from deploy.board.child import Child
 from protocol.errors import BoardError
-from protocol.files import text_of, write_whole
+from protocol.ground.files import text_of, write_whole
 
 BOARD_URL, BOARD_SOCKET = "board.url", "board.sock"
 """Files of the run folder while the run is in progress: the server's address and its socket."""
@@ -58,7 +58,6 @@ class BoardServer:
         write_whole(self._url_file, self.url)
 
     def is_running(self) -> bool:
-        """Return whether the server runs."""
         return self._child is not None and self._child.is_running()
 
     def stop(self, *, is_taken_over: bool = False) -> None:
@@ -80,11 +79,7 @@ def is_board_of(url: str, run_folder: Path) -> bool:
     server may listen there.
 
     Args:
-        url: the content of `board.url`.
         run_folder: where that file is, without links.
-
-    Returns:
-        Whether the server's socket belongs to that folder.
     """
     beside = Path(unquote(url.removeprefix("unix://").partition("?")[0])).parent
     return beside == run_folder or beside.name.startswith(_prefix(run_folder))

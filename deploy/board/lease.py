@@ -30,10 +30,10 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from deploy.board.board import Fence, client_of
-from protocol.addresses import EMBEDDED, OFF, without_password
 from protocol.config.run import RunConfig
 from protocol.config.status import board_address
 from protocol.errors import ConfigError, LeaseLostError, RunFolderError, one_line
+from protocol.ground.addresses import EMBEDDED, OFF, without_password
 from protocol.status import run_id_of
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,6 @@ class BoardLease:
         """Prepare the request.
 
         Args:
-            url: the board's address.
-            run: the run's name on the board.
             copies: `checkpoint.url`; empty without one.
             under: the lease of the run folder; a process that loses it claims nothing here.
             keep_s: seconds for which the board keeps the tokens.
@@ -161,12 +159,6 @@ class BoardLease:
 
         If the board does not answer, this returns, and the request is repeated every `renew_s` seconds.
 
-        Args:
-            say: receives the reason for waiting.
-
-        Returns:
-            This lease, held until `release`.
-
         Raises:
             RunFolderError: another process holds it.
         """
@@ -179,7 +171,6 @@ class BoardLease:
         return self
 
     def require(self) -> None:
-        """Raise LeaseLostError if another process has taken over."""
         if not self._lost and not self.trouble and time.monotonic() - self._confirmed > TTL_S:
             self.renew()
         if self._lost:
@@ -281,11 +272,6 @@ def lease_on_board(config: RunConfig, run: Path, under: FolderLease, say: Callab
     Args:
         config: names the board and `checkpoint.url`.
         run: the run folder; its name is the run's name on the board.
-        under: the lease of the run folder.
-        say: receives the reason for waiting.
-
-    Returns:
-        The lease, held; None without a shared board.
 
     Raises:
         RunFolderError: another process holds it.

@@ -90,9 +90,7 @@ class Publisher:
     ) -> None:
         """
         Args:
-            board: is closed by `finish`.
             buffers: the run's lines, events, records and outcomes.
-            compose: returns the run's status as of now.
             on_command: is called once with each command to this process.
             on_leftover: is called once with each command that the board held before this process first wrote to it, so
                 it was meant for an earlier process of the run. No clocks are compared.
@@ -155,7 +153,7 @@ class Publisher:
         if not self._has_written:
             await self._board.prune()
         if self._held is None:
-            held = await self._board.held(status.run)
+            held = await self._board.newest(status.run)
             is_ahead = held.line > _last(buffers.lines, "seq") or held.event > _last(buffers.events, "number")
             is_rewrite = self._is_lost or is_ahead or held.session != status.session
             self._held = Held(status.session) if is_rewrite else held

@@ -17,9 +17,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
+from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
-from flowcredit.start import STOPPED, VERSION
-from protocol.errors import FlowcreditError, InputError, reason_of
+from flowcredit.packages import VERSION
+from protocol.errors import FlowcreditError, InputError, reason_of, said
 
 CONTINUES = "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
@@ -41,7 +42,7 @@ GROUPS: dict[str, dict[str, tuple[Any, str]]] = {
         "serve": (status.serve, "runs"),
         "status": (status.status, "runs/mine --watch"),
         "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
-        "compare": (reports.compare, "runs/mine runs/other"),
+        "compare": (reports.compare, "runs/tree_0 runs/tree_1 -- runs/flow_0 runs/flow_1"),
         "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
         "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
         "export": (models.export, "runs/mine merged/"),
@@ -79,6 +80,14 @@ class Command(TyperCommand):
             if getattr(param, "is_flag", False):
                 param.metavar = ""
         return params
+
+
+class TwoGroups(Command):
+    """A command with `--` between two groups of words; click takes `--` away, so it becomes `BETWEEN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words."""
+        return super().parse_args(ctx, [BETWEEN if each == "--" else each for each in args])
 
 
 class Commands(TyperGroup):
@@ -139,8 +148,8 @@ def about(
 
 for panel, commands in GROUPS.items():
     for name, (command, words) in commands.items():
-        example = f"Example: flowcredit {name} {words}".rstrip()
-        app.command(name, cls=Command, epilog=example, rich_help_panel=panel)(command)
+        kind, example = TwoGroups if name == "compare" else Command, f"Example: flowcredit {name} {words}".rstrip()
+        app.command(name, cls=kind, epilog=example, rich_help_panel=panel)(command)
 
 
 def main() -> None:
@@ -176,9 +185,9 @@ def _main() -> None:
 
 def _stopped() -> str:
     is_training = sys.argv[1:2] and sys.argv[1] in TRAINING and "--dry-run" not in sys.argv
-    return STOPPED + (CONTINUES if is_training else "")
+    return "stopped at once" + (CONTINUES if is_training else "")
 
 
 def _end(message: str, code: int) -> None:
-    typer.echo(f"flowcredit: {message}", err=True)
+    typer.echo(f"flowcredit: {said(message)}", err=True)
     sys.exit(code)

@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from deploy.cli.options import PRESET, IsJson, Overrides, Preset, show_rows
-from deploy.presets import about_preset, load_config, method_names, preset_names, read_method, sources
+from deploy.presets import about_preset, load_config, method_names, method_of, preset_names, read_method, sources
 from protocol.errors import ConfigError
 
 
@@ -15,17 +15,25 @@ def config(
     preset: Annotated[str | None, PRESET] = None,
     overrides: Overrides = None,
     has_keys: Annotated[bool, typer.Option("--keys", help="List every key with its meaning and unit.")] = False,
+    is_changed: Annotated[bool, typer.Option("--changed", help="Show only what was set.")] = False,
     is_json: IsJson = False,
 ) -> None:
-    """Show the config of a preset with overrides, and where each value comes from. --keys lists every key."""
+    """Show the config of a preset with overrides, and where each value comes from. --keys lists every key.
+
+    --changed shows only what the preset, a method or an override sets.
+    """
     if has_keys:
         _show_keys(preset, overrides or [], is_json=is_json)
         return
     if preset is None:
         raise ConfigError("a preset must be named, or --keys given: `flowcredit presets` lists them")
-    fields = load_config(preset, overrides=overrides or []).flat_fields()
+    loaded = load_config(preset, overrides=overrides or [])
     found = sources(preset, overrides=overrides or [])
+    fields = loaded.flat_fields()
     rows = [{"key": key, "value": value, "source": found.get(key, "default")} for key, value in fields.items()]
+    rows = [row for row in rows if row["source"] != "default" or not is_changed]
+    if not is_json and (method := method_of(loaded)):
+        typer.echo(f"# method {method}")
     width = max(len(row["key"]) for row in rows)
     show_rows(rows, lambda row: f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}", is_json=is_json)
 
@@ -62,12 +70,12 @@ def calibrate_noise(
     """Calibrate a noise level for each step on the base model and write the config with these levels."""
     from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import calibrated_config, require_writable
-    from protocol.files import write_whole, writing
+    from protocol.ground.files import write_whole, writing
 
     require_writable(out)
     config = load_config(preset, overrides=overrides or [])
-    found, _ = check_inputs(config, is_local=True)
-    calibrated = calibrated_config(config, found, typer.echo, rounds=rounds, prompts_per_round=prompts)
+    inputs = check_inputs(config, is_local=True)
+    calibrated = calibrated_config(config, inputs.prompts, typer.echo, rounds=rounds, prompts_per_round=prompts)
     typer.echo(f"noise levels {list(calibrated.sampling.noise_levels)}")
     with writing(out, "--out"):
         write_whole(out, calibrated.to_yaml())

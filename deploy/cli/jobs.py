@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from deploy.cli.options import Overrides, Preset
-from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import ConfigError
+from protocol.ground.addresses import BOARD_VARIABLE
 
 FORWARDED = ("HF_TOKEN", "WANDB_API_KEY")
 """Variables of this machine that every job gets."""
@@ -79,7 +79,7 @@ def fetch(
     """Fetch a run's newest checkpoint, metrics and images to this machine."""
     from deploy.folder.location import runs_folder
     from deploy.jobs.fetch import fetch as fetch_run
-    from protocol.files import ADAPTER_FILE, by_iteration
+    from protocol.ground.files import ADAPTER_FILE, by_iteration
     from protocol.status import run_id_of
 
     folder = fetch_run(run, into or runs_folder() / run_id_of(run.rstrip("/").rsplit("/", 1)[-1]), address=address)

@@ -1,5 +1,6 @@
 """Arguments, options and output that several commands share."""
 
+import ipaddress
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
+BETWEEN = "\0"
+"""Stands for the `--` between two groups of runs; no run has this name."""
 PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
 Preset = Annotated[str, PRESET]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
@@ -39,6 +42,25 @@ TokenFile = Annotated[
 ]
 AllowHost = Annotated[
     list[str] | None, typer.Option(help="Another host name to which a server on loopback answers; repeatable.")
+]
+
+
+def _networks(given: list[str] | None) -> list[str] | None:
+    for each in given or ():
+        try:
+            ipaddress.ip_network(each, strict=False)
+        except ValueError:
+            raise typer.BadParameter(f"must be an address such as 10.0.0.7 or 10.0.0.0/8, got {each[:60]!r}") from None
+    return given
+
+
+Proxy = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--proxy",
+        callback=_networks,
+        help="Address of a proxy in front of the server: X-Forwarded-For then names its clients; repeatable.",
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import (
+    BETWEEN,
     AdapterShare,
     IsBest,
     IsJson,
@@ -26,7 +27,7 @@ from deploy.presets import load_config, preset_names, sources
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deploy.report.account import Peak
+    from deploy.report.account import MfuPeak
     from deploy.tools.evaluate import Assessed
     from protocol.config.run import RunConfig
 
@@ -42,7 +43,7 @@ def report(
         typer.Option(help="Peak TFLOP/s of one GPU; adds the share that was reached (mfu).", min=0.001, max=1e9),
     ] = None,
 ) -> None:
-    """Write one HTML file about one or many runs: curves, gains, trajectories, before and after, configs.
+    """Write one HTML file about one or many runs: curves, step rewards, trajectories, before and after, configs.
 
     Runs that differ only in their seed become one line with a band. The file needs no network.
     """
@@ -53,34 +54,52 @@ def report(
         typer.echo(path)
 
 
-def _peak(tflops: float) -> "Peak":
-    from deploy.report.account import Peak
+def _peak(tflops: float) -> "MfuPeak":
+    from deploy.report.account import MfuPeak
     from deploy.tools.estimate import estimate
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     def operations(config: "RunConfig") -> tuple[float, float]:
         counts = estimate(completed_for_estimate(config)[0]).evaluations
         return counts.forward_flops, counts.gradient_flops
 
-    return Peak(tflops=tflops, operations=operations)
+    return MfuPeak(tflops=tflops, operations=operations)
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the name of a run in runs/.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN... [--] RUN...", help="Two runs; or two groups of seeds with -- between them."),
+    ],
     is_json: IsJson = False,
 ) -> None:
-    """Compare two runs in a table, held-out scores with paired bootstrap intervals over the prompts."""
+    """Compare two runs, or two groups of seeds, with intervals for the difference of their held-out scores.
+
+    The interval of two runs covers the held-out prompts, that of two groups also the training seeds.
+    """
     from rich.console import Console
 
     from deploy.cli.tables import show_comparison
     from deploy.report.compare import compare as comparison_of
 
-    found = comparison_of(found_run(first), found_run(second))
+    first, second = _sides(runs)
+    found = comparison_of([found_run(run) for run in first], [found_run(run) for run in second])
     if is_json:
         typer.echo(found.model_dump_json(indent=1))
         return
     Console(markup=False, emoji=False, highlight=False).print(show_comparison(found))
+
+
+def _sides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split at `BETWEEN`; without it, two runs are one against the other."""
+    at = words.index(BETWEEN) if BETWEEN in words else 1 if len(words) == 2 else 0
+    first, second = words[:at], [word for word in words[at:] if word != BETWEEN]
+    if not first or not second or words.count(BETWEEN) > 1:
+        raise ConfigError(
+            "compare needs two runs, or two groups with -- between them, got"
+            f" {' '.join(words).replace(BETWEEN, '--')!r}: write `flowcredit compare runs/tree_* -- runs/flow_*`"
+        )
+    return first, second
 
 
 def evaluate(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile, show_rows
+from deploy.cli.options import AllowHost, Host, IsJson, Port, Proxy, TokenFile, show_rows
 from deploy.presets import read_tree, read_value
 from protocol.errors import ConfigError
 
@@ -36,21 +36,33 @@ def serve_rewards(
     port: Port = 8100,
     token_file: TokenFile = None,
     allow_host: AllowHost = None,
+    proxy: Proxy = None,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds for one request to a scorer; then its process is started again.", min=1)
+    ] = 300.0,
     max_waiting: Annotated[int, typer.Option(help="Images that may wait for one scorer.", min=1)] = 1024,
 ) -> None:
     """Serve scorers over HTTP for reward actors on other machines (`rewards.NAME.scorer: remote`)."""
     from deploy.api.auth import Access, read_token
     from deploy.api.rewards import make_app
+    from deploy.api.scorer_process import ScorerProcess
     from deploy.api.serve import listen, serve_until_interrupted
-    from rewards.scorer import build_scorer
 
     wanted = wanted_scorers(names, args or [], config)
     token = read_token(token_file)
     access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
-    built = {name: build_scorer(spec, **arguments) for name, (spec, arguments) in wanted.items()}
-    listener, address = listen(host, port)
-    announcement = f"serving {', '.join(built)} on {address}" + ("" if token else ", open to all users of this machine")
-    serve_until_interrupted(make_app(built, access, max_waiting=max_waiting), listener, announcement=announcement)
+    places: dict[str, ScorerProcess] = {}
+    try:
+        for name, (spec, arguments) in wanted.items():
+            places[name] = ScorerProcess(spec, arguments, deadline_s=deadline)
+        listener, address = listen(host, port)
+        announcement = f"serving {', '.join(places)} on {address}"
+        announcement += "" if token else ", open to all users of this machine"
+        app = make_app(places, access, max_waiting=max_waiting)
+        serve_until_interrupted(app, listener, announcement=announcement, proxies=proxy or ())
+    finally:
+        for place in places.values():
+            place.close()
 
 
 def wanted_scorers(

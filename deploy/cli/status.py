@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.cli.options import AllowHost, Host, IsJson, Port, TokenFile
+from deploy.cli.options import AllowHost, Host, IsJson, Port, Proxy, TokenFile
 from deploy.folder.location import found_run, is_folder_of_runs, runs_folder
-from protocol.addresses import BOARD_VARIABLE
 from protocol.errors import BoardError, InputError, RunFolderError
+from protocol.ground.addresses import BOARD_VARIABLE
 
 if TYPE_CHECKING:
     from protocol.commands import CommandKind
@@ -38,6 +38,7 @@ def serve(
     port: Port = 8400,
     token_file: TokenFile = None,
     allow_host: AllowHost = None,
+    proxy: Proxy = None,
     descriptor: Annotated[int | None, typer.Option("--socket", hidden=True, help="A listening socket to use.")] = None,
     linger: Annotated[
         float, typer.Option(hidden=True, help="Seconds to go on after SIGTERM while a page is open.")
@@ -56,7 +57,7 @@ def serve(
     announcement = f"page      {address}/"
     if token is None:
         announcement += f"\n          read only: commands need a token, {TOKEN_VARIABLE} or --token-file"
-    serve_until_interrupted(app, listener, announcement=announcement, grace_s=2, linger_s=linger)
+    serve_until_interrupted(app, listener, announcement=announcement, proxies=proxy or (), grace_s=2, linger_s=linger)
 
 
 def status(

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from deploy.monitor.summary import gains_of, number, span, stages_of
+from deploy.monitor.summary import change_words, number, span, stages_of, step_rewards_of
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def show_run(status: RunStatus) -> RenderableType:
     facts.add_row("run", f"{status.run}  {_phase(status)}")
     if status.job:
         facts.add_row("job", status.job)
+    if status.method:
+        facts.add_row("method", status.method)
     facts.add_row("health", status.health)
     left = f", {span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
@@ -48,9 +50,12 @@ def show_run(status: RunStatus) -> RenderableType:
     for name, value in rewards.components.items():
         facts.add_row("", f"{name} {number(value)}")
     if rewards.heldout is not None:
-        facts.add_row("held-out", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}")
-    if gains := gains_of(metrics):
-        facts.add_row("gain by step", "  ".join(f"{step}: {number(value)}" for step, value in gains.items()))
+        change = f"  ({change_words(*rewards.heldout_change)})" if rewards.heldout_change else ""
+        facts.add_row("held-out score", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}{change}")
+    if sizes := step_rewards_of(metrics):
+        facts.add_row("step reward", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
+    if status.credit:
+        facts.add_row("", Text(f"{status.credit.rule} {status.credit.example}".strip(), "dim"))
     if metrics.get("train/ratio_mean") is not None:
         facts.add_row(
             "update",
@@ -63,7 +68,7 @@ def show_run(status: RunStatus) -> RenderableType:
     if status.queues:
         facts.add_row("waiting", "  ".join(f"{queue} {count}" for queue, count in status.queues.items()))
     if status.bottleneck:
-        facts.add_row("slow side", f"{status.bottleneck.side}: {status.bottleneck.message}")
+        facts.add_row("bottleneck", f"{status.bottleneck.side}: {status.bottleneck.message}")
     for condition in status.conditions:
         if condition.status != "True":
             facts.add_row(Text("attention", "yellow"), f"{condition.type}: {condition.message}")
@@ -77,16 +82,20 @@ def show_comparison(found: "Comparison") -> RenderableType:
     facts = Table("", *_right(found.first, found.second), box=None)
     for fact in found.facts:
         facts.add_row(fact.name, _plain(fact.first), _plain(fact.second))
-    parts: list[RenderableType] = [facts]
+    parts: list[RenderableType] = [Text(found.verdict), Text(), facts]
     if found.heldout:
         newest = Table("held-out score", *_right(found.first, found.second, "difference"), box=None)
         changes = Table("since its start", *_right(found.first, found.second), box=None)
         for row in found.heldout:
             newest.add_row(row.kind, number(row.first), number(row.second), str(row.difference or "none"))
             changes.add_row(row.kind, *(str(change or "none") for change in (row.first_change, row.second_change)))
+        resampled = f"{found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0)"
+        has_seeds = any(row.difference and row.difference.has_seeds for row in found.heldout)
         told = (
-            f"[low, high]: {found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0);"
-            " other training seeds are not in them"
+            f"[low, high]: {found.level:.0%}; of a difference by Student's t over seeds and prompts, of a change by"
+            f" {found.resamples:,} paired resamples of the prompts"
+            if has_seeds
+            else f"[low, high]: {resampled}; other training seeds are not in them"
         )
         parts += [Text(), newest, Text(), changes, Text(told, "dim")]
     if found.differences:

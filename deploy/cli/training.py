@@ -19,6 +19,12 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
 
+DEMO = (
+    "evaluation.every=8",
+    "evaluation.shown=48",
+    "rewards.diversity={scorer: diversity, sees: group, use: evaluate, args: {model: pkg://toyworld/clip}}",
+)
+"""What the demo adds to its preset: a curve of the held-out score, an image of each held-out prompt, and diversity."""
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 
 
@@ -63,7 +69,7 @@ def train(
     Without a preset, the run's own config is used, so its overrides need not be repeated.
     """
     folder = run and placed(run)
-    source, words = source_and_words(preset, overrides, folder, "or --run with a run to go on with")
+    source, words = source_and_words(preset, overrides, folder, "or --run with a run to resume")
     config = load_config(source, overrides=words)
     rate = _rate(tflops, card)
     if is_dry:
@@ -78,7 +84,7 @@ def train(
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world and show held-out scores and images before and after."""
-    config = load_config("toy_geneval", overrides=overrides or [])
+    config = load_config("toy_geneval", overrides=[*DEMO, *(overrides or [])])
     _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
 
 
@@ -99,7 +105,8 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
         _announce_job(job, config, folder, say=progress.say)
     outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
     if outcome.before is not None and outcome.after is not None:
-        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}")
+        change = f" ({outcome.change})" if outcome.change else ""
+        progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")
     if outcome.lora is not None:
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:
@@ -157,11 +164,11 @@ def _dry_run(
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
     from deploy.tools.scoring import scoring_lines
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
     config, missing_model = completed_for_estimate(config)
-    prompts, heldout = read_inputs(config)
+    inputs = read_inputs(config)
     if run:
         require_usable(run)
     held = run if run and (run / CONFIG).exists() else None
@@ -171,13 +178,13 @@ def _dry_run(
         adapter_to_fork(fork, config)
     if held and not missing_model:
         require_same_run(held, config)
-        typer.echo(f"{held} holds a run of this config and would go on")
-    typer.echo(f"{len(prompts)} prompts to train on, {len(heldout)} held out; {config.mixture}")
-    for _, message in (*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())):
+        typer.echo(f"{held} already holds this run; training would resume it")
+    typer.echo(f"{len(inputs.prompts)} prompts to train on, {len(inputs.heldout)} held out; {config.mixture}")
+    for _, message in (*concerns(config, inputs), *(local_concerns(config) if is_local else ())):
         typer.echo(f"note: {message}")
     if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
-    found = estimate(config, prompts=len(prompts) + len(heldout))
+    found = estimate(config, prompts=len(inputs.all_prompts))
     memory = (each.line() for each in roles_of(config, found))
     scoring = scoring_lines(config, found, tflops=tflops) if tflops else ()
     for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops), *scoring):
@@ -187,7 +194,7 @@ def _dry_run(
         *gpu_problems(config),
         *(() if is_local else (*label_problems(config), *environment_problems(config))),
         *fit_problems(config, found, card=card),
-        *reward_problems(config, [*prompts, *heldout], is_local=is_local),
+        *reward_problems(config, inputs.all_prompts, is_local=is_local),
     ]
     for problem in problems:
         typer.echo(f"flowcredit: {problem}", err=True)

@@ -12,12 +12,14 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flowcredit.start import VERSION
+from flowcredit.code import code_digest, git_commit
+from flowcredit.packages import VERSION
 from protocol.config.run import RunConfig
-from protocol.files import sha256_of
-from protocol.import_path import file_of
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of
+from protocol.ground.import_path import file_of
+from protocol.ground.resources import resolve
 
+CODE_KEY, COMMIT_KEY = "code", "commit"
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
 """Libraries that compute, load or carry a run's numbers."""
 WHOLE_MIB, PIECES = 64, 16
@@ -46,12 +48,26 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def library_versions() -> dict[str, str]:
-    """Return our version, and those of Python and of the installed `PACKAGES`."""
-    versions = {"flowcredit": VERSION, "python": ".".join(map(str, sys.version_info[:3]))}
+    """Return our version, the digest of our code, its git commit if it has one, and the versions of the libraries."""
+    versions = {"flowcredit": VERSION, CODE_KEY: code_digest()}
+    if commit := git_commit():
+        versions[COMMIT_KEY] = commit
+    versions["python"] = ".".join(map(str, sys.version_info[:3]))
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
+
+
+def code_name(versions: Mapping[str, str]) -> str:
+    """Name the code that `library_versions` recorded, e.g. `3f2a… (commit 1b4c…, changed)`; empty if it is not."""
+    commit = versions.get(COMMIT_KEY)
+    return versions.get(CODE_KEY, "") + (f" (commit {commit})" if commit else "")
+
+
+def version_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the `differences` of two `library_versions`; another commit of the same code is none."""
+    return differences(*({key: each for key, each in held.items() if key != COMMIT_KEY} for held in (before, now)))
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Images for people: the gallery of an evaluation, and a comparison of two evaluations at the same seeds."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -11,12 +11,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from deploy.folder.heldout import read_heldout
+from deploy.folder.paired import fallen, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 PASS, FAIL = "#2e7d32", "#c62828"
-COLUMNS = 4
+COLUMNS, MANY = 4, 16
+"""Prompts in a row of a grid; a grid of more than `MANY` has twice as many, so that it stays one sheet."""
 DPI, LARGEST = 130, 280
 """Dots per inch of a grid: the usual number, and the highest, for large images."""
 IMAGE, SPACE, GAP, LINE = 1.1, 0.5, 0.1, 0.14
@@ -29,8 +32,6 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
-        gallery: the folder.
-        iteration: iteration of the evaluation.
         evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and their readings.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
@@ -44,18 +45,17 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
     write_grid(gallery / iteration_name(iteration, ".png"), cells, title)
 
 
-def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
+def write_before_after(gallery: Path, *, first: int, last: int, diversity: str | None = None) -> Path:
     """Write `before_after.png`: the images of two evaluations side by side, each pair from the same noise.
 
-    The pairs go from the largest rise of the score to the largest fall.
+    The pairs go from the largest rise of the score to the largest fall. The title counts them, and says what all images
+    of the evaluations score.
 
     Args:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
         last: iteration of the later one; a prompt that is in only one of them is left out.
-
-    Returns:
-        The path of the PNG.
+        diversity: name of the reading that measures it.
 
     Raises:
         ValueError: one of the galleries is damaged.
@@ -64,8 +64,38 @@ def write_before_after(gallery: Path, *, first: int, last: int) -> Path:
     both = [prompt for prompt in before if prompt in after]
     both.sort(key=lambda prompt: -np.nan_to_num(after[prompt][1] - before[prompt][1]))
     cells = [(prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]]) for prompt in both]
-    title = f"same prompts, same noise: iteration {first} and {last}, largest rise first, largest fall last"
-    return write_grid(gallery / "before_after.png", cells, title)
+    said = told(gallery.parent, [readings for _, _, readings in cells], first=first, last=last, diversity=diversity)
+    return write_grid(gallery / "before_after.png", cells, f"iteration {first} and {last}, same noise; {said}")
+
+
+def told(run: Path, shown: Sequence[Sequence[float]], *, first: int, last: int, diversity: str | None) -> str:
+    """Say what the images before and after show, and what all images of both evaluations score.
+
+    Args:
+        run: the run folder.
+        shown: readings of the pairs that are shown.
+        first: iteration of the earlier evaluation.
+        last: iteration of the later one.
+        diversity: name of the reading that measures it.
+
+    Returns:
+        Such as `right: 24 of 48 → 32 of 48 shown; score of all 384 images: 0.469 → 0.674`.
+    """
+    pairs = np.array(shown, float)
+    known = pairs[np.isfinite(pairs).all(1)]
+    parts = []
+    if len(known) and np.isin(known, (0, 1)).all():
+        parts.append(f"right: {known[:, 0].sum():.0f} of {len(known)} → {known[:, 1].sum():.0f} of {len(known)} shown")
+    elif len(known):
+        parts.append(f"mean of the {len(known)} shown: {known[:, 0].mean():.3f} → {known[:, 1].mean():.3f}")
+    held = {each.iteration: each for each in read_heldout(run)}
+    if first in held and last in held:
+        scores = [score_of(held[iteration]) for iteration in (first, last)]
+        if None not in scores:
+            images = np.isfinite(held[last].table()).sum()
+            parts.append(f"score of all {images} images: {scores[0]:.3f} → {scores[1]:.3f}")
+        parts.append(fallen(held[first], held[last], diversity) if diversity else "")
+    return "; ".join(filter(None, parts))
 
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
@@ -94,14 +124,6 @@ Cells = list[tuple[str, list[np.ndarray], list[float]]]
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
     """Draw a grid with `png_of_grid` and write it.
 
-    Args:
-        path: path of the PNG.
-        cells: see `png_of_grid`.
-        title: text above the grid.
-
-    Returns:
-        `path`.
-
     Raises:
         OSError: the file cannot be written.
     """
@@ -110,18 +132,10 @@ def write_grid(path: Path, cells: Cells, title: str) -> Path:
 
 
 def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None) -> bytes:
-    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it.
-
-    Args:
-        cells: the prompts with their images and readings.
-        title: text above the grid.
-        facts: text chunks of the PNG.
-
-    Returns:
-        The content of a PNG.
-    """
+    """Draw a grid of prompts; a verdict (0 or 1) colours an image's frame, other scores are written below it."""
     wide, pixels = len(cells[0][1]), cells[0][1][0].shape
-    columns = min(len(cells), COLUMNS if wide <= 2 else max(1, 2 * COLUMNS // wide))
+    most = 2 * COLUMNS if len(cells) > MANY else COLUMNS
+    columns = min(len(cells), most if wide <= 2 else max(1, 2 * most // wide))
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
     is_verdict = known <= {0.0, 1.0}
     has_scores = any(readings for _, _, readings in cells)

@@ -11,7 +11,7 @@ from deploy.folder.names import GALLERY
 from learner.loop.evaluate import Evaluation, tag_of
 from learner.loop.hacking import DIGITS
 from protocol.config.run import EvaluationConfig
-from protocol.files import by_iteration, iteration_name, write_whole
+from protocol.ground.files import by_iteration, iteration_name, write_whole
 from protocol.status import Document
 
 SCORE = "score"
@@ -51,16 +51,7 @@ def rounded(value: float) -> float | None:
 
 
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
-    """Make the document of an evaluation.
-
-    Args:
-        iteration: iteration of the adapter.
-        evaluation: the result.
-        settings: the settings of the evaluation.
-
-    Returns:
-        The document; numbers are rounded to 6 digits.
-    """
+    """Make the document of an evaluation."""
     shapes = {image.shape[:2] for _, image, _ in evaluation.gallery}
     height, width = shapes.pop() if len(shapes) == 1 else (None, None)
     return HeldoutScores(
@@ -79,14 +70,7 @@ def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfi
 
 
 def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> None:
-    """Write the scores of an evaluation beside its images.
-
-    Args:
-        gallery: the folder.
-        iteration: iteration of the adapter.
-        evaluation: the result.
-        settings: the settings of the evaluation.
-    """
+    """Write the scores of an evaluation beside its images."""
     document = heldout_of(iteration, evaluation, settings)
     write_whole(gallery / iteration_name(iteration, ".json"), document.model_dump_json())
 
@@ -96,7 +80,7 @@ def read_heldout(run: Path) -> list[HeldoutScores]:
     found = []
     for path in by_iteration(run / GALLERY, ".json").values():
         try:
-            held = HeldoutScores.model_validate_json(path.read_bytes())
+            held = HeldoutScores.read(path.read_bytes())
             is_whole = all(np.array(table, float).shape[:1] == (len(held.prompts),) for table in held.scores.values())
         except (OSError, ValueError):
             continue

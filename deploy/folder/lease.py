@@ -44,10 +44,8 @@ class Lease:
     def __init__(self, folder: Path, lock: int, token: int, run: str) -> None:
         """
         Args:
-            folder: the run folder.
             lock: number of the open file that is locked.
             token: counts the leases of this folder so far.
-            run: identifies the run on the board, for good.
         """
         self._folder = folder
         self._lock = lock
@@ -63,12 +61,7 @@ class Lease:
         """Become the writer of an existing run folder; wait up to `stale_s` seconds for a beat from another machine.
 
         Args:
-            run: the run folder.
             stale_s: seconds without a beat after which a holder on another machine counts as dead.
-            say: called with the reason for a wait.
-
-        Returns:
-            The lease, held until `release`.
 
         Raises:
             RunFolderError: another process holds it.
@@ -120,7 +113,6 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Give the lease up, so that another process can take it at once."""
         self._ended.set()
         self._thread.join(timeout=BEAT_S)
         with suppress(OSError):

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset
-from protocol.addresses import shown_source
 from protocol.errors import RunFolderError
-from protocol.resources import resolve
+from protocol.ground.addresses import shown_source
+from protocol.ground.resources import resolve
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig

@@ -2,7 +2,8 @@
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,7 @@ def page_of(path: Path, outline: Outline, *, since: int, limit: int) -> list[Num
     """Read lines by their numbers.
 
     Args:
-        path: the file.
-        outline: outline of the file.
         since: number of the line after which the page begins; 0 for the beginning of the file.
-        limit: largest number of lines.
 
     Returns:
         The lines, oldest first; damaged ones are left out.
@@ -78,6 +76,14 @@ def page_of(path: Path, outline: Outline, *, since: int, limit: int) -> list[Num
     except OSError:
         return []
     return [(number, line) for number, text in enumerate(texts[:-1], start=since + 1) if (line := _line(text))]
+
+
+def each_of(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the complete lines, None for a damaged one; a file that is missing or cannot be read counts as empty."""
+    with suppress(OSError), path.open("rb") as file:
+        for text in file:
+            if text.endswith(b"\n"):
+                yield _line(text)
 
 
 def last_line(path: Path) -> dict[str, Any] | None:

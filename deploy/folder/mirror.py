@@ -23,7 +23,7 @@ from deploy.folder.names import CHECKPOINTS, CONFIG, COPIED
 from deploy.folder.read import best_of, evaluation_scores, parsed_config, peaks_of
 from learner.checkpoint import MANIFEST, checkpoint_folders, read_checkpoint
 from protocol.errors import CheckpointError, RunFolderError, one_line, reason_of
-from protocol.files import iteration_name, whole
+from protocol.ground.files import iteration_name, whole
 
 log = logging.getLogger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -14,12 +14,12 @@ import yaml
 from pydantic import Field
 
 from deploy.folder.names import CHECKPOINTS, CONFIG, METRICS, ORIGIN, STATUS
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.commands import Command
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ConfigError, RunFolderError, one_line
-from protocol.files import by_iteration, iteration_name, text_of
+from protocol.ground.files import by_iteration, iteration_name, text_of
 from protocol.status import Document, Event, RunStatus
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ def source_of(preset: str | Path | None, run: Path | None, other: str) -> str | 
     """Return the preset, or the config file of a run for which none is named.
 
     Args:
-        preset: name of a preset or path of a YAML file.
-        run: the run folder.
         other: how the run could have been named, for the error.
 
     Returns:
@@ -115,11 +113,8 @@ def require_same(where: object, held: RunConfig, config: RunConfig, *, section: 
     """Compare two configs in every key that starts with `section` and may change a result.
 
     Args:
-        where: names the run folder or the mirror that holds `held` in the error.
         held: the config that was found there.
-        config: the requested config.
         section: only keys that start with it are compared; all by default.
-        remedy: advice at the end of the error.
 
     Raises:
         RunFolderError: some keys differ; they are listed.
@@ -197,14 +192,6 @@ def evaluation_means(run: Path) -> dict[int, dict[str, float | None]]:
 def peaks_of(run: Path, config: RunConfig, held: Collection[int]) -> set[int]:
     """Find the iterations of `held` at which scorers that `guards.hacking` watches were highest.
 
-    Args:
-        run: the run folder.
-        config: config of the run.
-        held: iterations with a checkpoint.
-
-    Returns:
-        At most one iteration for each watched scorer.
-
     Raises:
         RunFolderError: the metrics are damaged.
     """
@@ -247,7 +234,7 @@ def status_of(run: Path) -> StatusFile | None:
 
 def _document(path: Path, model: type[Model]) -> Model | None:
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.read(path.read_bytes())
     except (OSError, ValueError):
         return None
 
@@ -314,7 +301,7 @@ def require_fork_of(run: Path, source: Path) -> Fork:
         began = f"it is a fork of {origin.fork.run}" if origin and origin.fork else "it is not a fork"
         raise RunFolderError(
             f"--fork {source} must name the run that {run} began with, but {run} exists and {began}: set --run to a new"
-            " folder, or leave --fork out to go on with it"
+            " folder, or leave --fork out to resume it"
         )
     return origin.fork
 

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from deploy.board.lease import BoardLease, lease_on_board
-from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests
+from deploy.folder.fingerprint import differences, input_digests, library_versions, read_digests, version_changes
 from deploy.folder.lease import Lease
 from deploy.folder.mirror import Mirror
 from deploy.folder.names import (
@@ -54,7 +54,7 @@ from deploy.folder.read import (
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
-from protocol.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
+from protocol.ground.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,6 @@ class RunFolder:
     def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
         """
         Args:
-            path: the folder.
-            config: of the run.
             fork: the run that this one begins from; None for a run of its own.
         """
         self.path = path
@@ -87,10 +85,10 @@ class RunFolder:
     def open(self, say: Say, start: LearnerState | None = None) -> None:
         """Make missing folders, take the leases, write the config and begin the log.
 
-        The config comes last: until then the next process begins again. So a fork has its first checkpoint.
+        `config.yaml` is written last; a process that finds none starts over, so a fork never lacks its first
+        checkpoint.
 
         Args:
-            say: called with the reason for a wait.
             start: the state with which a new run begins; None for a run that begins with an adapter of its own.
 
         Raises:
@@ -275,8 +273,8 @@ class RunFolder:
                 os.truncate(path, size)
 
     def version_changes(self, checkpoint: Path) -> list[str]:
-        """List the libraries whose versions differ from those that wrote this checkpoint."""
-        return differences(read_facts(checkpoint).get("versions", {}), library_versions())
+        """List what differs from the code and the libraries that wrote this checkpoint."""
+        return version_changes(read_facts(checkpoint).get("versions", {}), library_versions())
 
     def _fill_from_mirror(self) -> None:
         if (self.path / CONFIG).exists():
@@ -313,7 +311,7 @@ def require_same_run(path: Path, config: RunConfig) -> None:
 def _require_same_config(path: Path, config: RunConfig) -> None:
     remedy = (
         "set --run to a new folder, with --fork to begin with this run's adapter, or leave preset and overrides out to"
-        " go on with this run's own config"
+        " resume it with this run's own config"
     )
     require_same(path, config_of(path), config, remedy=remedy)
 
@@ -338,14 +336,7 @@ def open_run_folder(
     """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
 
     Args:
-        path: the run folder.
-        config: config of the run.
         fork: the adapter of another run with which a new run begins.
-        start: the state of that adapter.
-        say: called with the reason for a wait.
-
-    Returns:
-        The folder, held by this process until `close`.
 
     Raises:
         RunFolderError: the folder cannot be written, is in use, holds something else, or belongs to another config

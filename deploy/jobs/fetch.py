@@ -19,7 +19,7 @@ from deploy.jobs import pack
 from deploy.jobs.follow import follow
 from deploy.jobs.submit import cluster_errors, connect
 from protocol.errors import RunFolderError
-from protocol.files import whole, writing
+from protocol.ground.files import whole, writing
 
 
 def fetch(run: str, into: Path, *, address: str | None) -> Path:
@@ -27,11 +27,7 @@ def fetch(run: str, into: Path, *, address: str | None) -> Path:
 
     Args:
         run: address of a store (`s3://bucket/run`), an absolute path on the head, or a name in its folder of runs.
-        into: folder to make.
         address: the cluster's job server, unless `run` is the address of a store; None takes Ray's variables.
-
-    Returns:
-        The folder.
 
     Raises:
         RunFolderError: there is no such run, the copy is broken, or `into` exists or cannot be made.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from protocol.errors import ConfigError, one_line
+from protocol.errors import ConfigError, one_line, plain
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -19,11 +19,6 @@ AGAIN_S = 2.0
 
 def follow(client: "JobSubmissionClient", job: str, *, say: Callable[[str], None]) -> int:
     """Show a job's log until it ends.
-
-    Args:
-        client: the client that `connect` returned.
-        job: submission id of the job.
-        say: called with each piece of the log.
 
     Returns:
         The exit code of its process; 0 if it was stopped, 1 if it could not be started.
@@ -54,7 +49,7 @@ async def _until_ended(client: "JobSubmissionClient", job: str, say: Callable[[s
         async for piece in client.tail_job_logs(job):
             seen += len(piece)
             if seen > said:
-                say(piece[len(piece) - (seen - said) :])
+                say(plain(piece[len(piece) - (seen - said) :]))
                 said = seen
 
     shown = asyncio.ensure_future(show())

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.folder.location import RUNS_VARIABLE, STOP_VARIABLE, job_name, stop_wait_s
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
-from flowcredit.start import PACKAGES as OURS
-from protocol.addresses import BOARD_VARIABLE
+from flowcredit.packages import PACKAGES as OURS
 from protocol.errors import ConfigError, one_line
+from protocol.ground.addresses import BOARD_VARIABLE
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -164,12 +164,8 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     """Submit a run.
 
     Args:
-        client: the client that `connect` returned.
         submission: the command and its environment.
         address: address of the cluster, for the error.
-
-    Returns:
-        The submission id.
 
     Raises:
         ConfigError: the config or the working directory is wrong, or the cluster does not accept jobs.

@@ -10,9 +10,9 @@ from deploy.folder.run_folder import RunFolder
 from deploy.monitor.control import Control
 from deploy.monitor.journal import harmless
 from deploy.monitor.reporter import Reporter
-from protocol.addresses import EMBEDDED, OFF
 from protocol.config.status import board_address
 from protocol.errors import FlowcreditError
+from protocol.ground.addresses import EMBEDDED, OFF
 from protocol.sink import StatusSink
 
 STARTING_S = 5.0
@@ -33,9 +33,6 @@ class BoardLink:
         Args:
             run: the run folder. Its config names the board, an embedded server has its socket there, and nothing is
                 published while another process holds its lease on the board.
-            reporter: composes the status to publish.
-            control: takes each command.
-            sink: takes the condition whether the board answers.
         """
         self._sink = sink
         self.server: BoardServer | None = None

@@ -20,24 +20,22 @@ from protocol.status import ENDED, PoolStatus, RunStatus
 WAITING_S = 2.0
 """Seconds that a pool may take to reach its desired size before a condition reports it."""
 STARTING_S = 30.0
-"""The same while the run starts: Ray then starts many processes, and an actor without one holds its resources."""
+"""The same while the run starts; and seconds after which an actor without a process counts as one without a node: while
+Ray starts its process, it already holds its resources, and the cluster seems full."""
 
 
 class Control:
-    """Carries out a run's commands; the publisher passes them in, and the training loop awaits `rest`.
+    """Carries out a run's commands; the publisher passes them in, and the training loop awaits `between`.
 
     control = Control(fleet, reporter, sink, stop)
     control.take(command)
-    await control.rest(save)          # between two iterations
+    await control.between(save)          # between two iterations
     """
 
     def __init__(self, fleet: Fleet, reporter: Reporter, sink: StatusSink, stop: asyncio.Event) -> None:
         """
         Args:
-            fleet: its pools are scaled.
             reporter: shows commands, desired sizes and the pause.
-            sink: takes events and conditions.
-            stop: is set to end the run.
         """
         self._fleet = fleet
         self._sink = sink
@@ -87,7 +85,7 @@ class Control:
         """Refuse a command that was meant for an earlier process of this run."""
         self._close(command, "failed", "it was meant for an earlier process of this run; send it again")
 
-    async def rest(self, save: Save) -> None:
+    async def between(self, save: Save) -> None:
         """Write a checkpoint if a command asks for one, and wait while the run is paused.
 
         A `resume` or a stop ends the wait.
@@ -122,8 +120,9 @@ class Control:
                 self._state(pool, holds=True, reason="Settled", message=f"{pool.ready} actors, as desired")
                 continue
             since = self._unmet_since.setdefault(pool.name, time.monotonic())
-            if time.monotonic() - since > (STARTING_S if is_starting else WAITING_S):
-                why = await self._why(pool)
+            waited_s = time.monotonic() - since
+            if waited_s > (STARTING_S if is_starting else WAITING_S):
+                why = await self._why(pool, waited_s)
                 if not (is_starting and why["reason"] == "Starting"):
                     self._state(pool, holds=False, **why)
 
@@ -141,11 +140,13 @@ class Control:
         for command in (*self._open, *self._early):
             self._close(command, "failed", "the run ended before it was carried out")
 
-    async def _why(self, pool: PoolStatus) -> dict[str, str]:
+    async def _why(self, pool: PoolStatus, waited_s: float) -> dict[str, str]:
         have = f"{pool.name} has {pool.ready} of {pool.desired} actors"
+        if pool.held_for:
+            return {"reason": "Yields", "message": f"{have}; {pool.held_for} has none and gets free room first"}
         if pool.trouble:
             return {"reason": "ActorsFail", "message": f"{have}; the next one failed: {pool.trouble}"}
-        if pool.waiting:
+        if pool.waiting and waited_s > STARTING_S:
             shortage = await asyncio.to_thread(self._fleet.shortage, pool.name)
             if shortage:
                 message = f"{have}; {pool.waiting} wait for a node or a process: {shortage}"

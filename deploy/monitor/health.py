@@ -2,26 +2,81 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
+from deploy.monitor.summary import change_words
 from protocol.status import ENDED, RunStatus
 
 TREND_ERRORS = 2
 """Standard errors that a trend must exceed to count in a sentence."""
 TREND_LEAST = 10
 """Iterations that a trend needs."""
+SAME_S = 1.0
+"""Two measurements of one moment differ by less."""
+BOARD_AWAY = "Not known: the board does not answer; the run itself may still go on."
 
 
 def refusal_of(status: RunStatus) -> str:
-    """Say why a run takes no commands; empty if it takes them. Silence counts as `Pulse` has marked it."""
+    """Say why a run takes no commands; empty if it takes them. Silence counts as `Reading.at` has marked it."""
     if status.phase in ENDED:
         return f"has {status.phase}: it takes no commands"
     return "has fallen silent: it takes no commands" if status.stale_since is not None else ""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A status as a source gave it, with its times: it shows its own age, whoever keeps it and asks for it.
+
+    No clocks of two hosts are compared: the time is that of the silence that the source measured, or else that at which
+    a changed status was first read.
+    """
+
+    status: RunStatus
+    read: float
+    """When it was read, in seconds of the reader's clock."""
+    heard: float
+    """When the run was last heard, by the same clock."""
+    heard_at: float
+    """The same as this host's time."""
+
+    @classmethod
+    def of(cls, status: RunStatus, now: float, earlier: "Reading | None" = None) -> "Reading":
+        """Date a status that was read just now.
+
+        Args:
+            status: the status.
+            now: the reader's clock.
+            earlier: the run's previous reading.
+        """
+        same = earlier if earlier and _written(earlier.status) == _written(status) else None
+        heard = same.heard if same else now
+        if status.silent_s is not None:
+            heard = now - status.silent_s
+        heard_at = time.time() - (now - heard)
+        if same and abs(heard - same.heard) < SAME_S:
+            heard_at = same.heard_at  # so that two readings of one silence are equal
+        return cls(status, read=now, heard=heard, heard_at=heard_at)
+
+    def at(self, now: float, *, is_board_away: bool = False) -> RunStatus:
+        """Return the status with its `health`, and with `stale_since`, by this host's clock, if the run is silent.
+
+        A run that has not ended is silent after 5 heartbeats and at least 5 seconds.
+        """
+        since = self.status.stale_since
+        longest_s = max(5.0, 5 * self.status.heartbeat_s)
+        if since is None and self.status.phase not in ENDED and now - self.heard > longest_s:
+            since = self.heard_at
+        shown = self.status.model_copy(update={"stale_since": since, "silent_s": None})
+        health = BOARD_AWAY if is_board_away and since is not None else sentence_of(shown)
+        return shown.model_copy(update={"health": health})
+
+
+def _written(status: RunStatus) -> tuple[str, float]:
+    return status.session, status.updated
+
+
 class Pulse:
-    """Tells which runs are silent. It never compares the clocks of two hosts: it takes the silence that the source
-    measured, or looks whether a status has changed since it was last looked at.
+    """The readings of one reader that looks again and again.
 
     pulse = Pulse()
     pulse.marked(status).stale_since
@@ -30,31 +85,19 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Measure with `clock`, in seconds."""
         self._clock = clock
-        self._seen: dict[str, tuple[Any, float]] = {}
-        self._silent: dict[str, tuple[Any, float]] = {}
+        self._readings: dict[str, Reading] = {}
 
     def marked(self, status: RunStatus) -> RunStatus:
-        """Return the status with its `health`, and with `stale_since`, by this host's clock, if the run is silent.
-
-        A run that has not ended is silent after 5 heartbeats and at least 5 seconds.
-        """
-        now, written = self._clock(), (status.session, status.updated)
-        if self._seen.get(status.run, (None,))[0] != written:
-            self._seen[status.run] = written, now
-        silent_s = now - self._seen[status.run][1] if status.silent_s is None else status.silent_s
-        since = status.stale_since
-        if since is None and status.phase not in ENDED and silent_s > max(5.0, 5 * status.heartbeat_s):
-            if self._silent.get(status.run, (None,))[0] != written:
-                self._silent[status.run] = written, time.time() - silent_s
-            since = self._silent[status.run][1]
-        marked = status.model_copy(update={"stale_since": since, "silent_s": None})
-        return marked.model_copy(update={"health": sentence_of(marked)})
+        """Return a status that was read just now, as `Reading.at` does."""
+        now = self._clock()
+        reading = self._readings[status.run] = Reading.of(status, now, self._readings.get(status.run))
+        return reading.at(now)
 
 
 def sentence_of(status: RunStatus) -> str:
     """Say whether a run learns, and which side is slow."""
     if status.stale_since is not None:
-        return "Silent: the run's process or its board is gone; start the same command again to go on."
+        return "No heartbeat: the driver or its board is gone. Run the same command again to resume."
     if status.phase == "failed":
         reason = next((error.message for error in reversed(status.errors) if error.kind == "error"), "see the events")
         return f"Failed: {reason.removeprefix('the run failed: ').rstrip('.')}."
@@ -66,7 +109,21 @@ def sentence_of(status: RunStatus) -> str:
         return f"Paused after iteration {status.iteration}: the actors are held until it is resumed."
     if status.phase == "stopping":
         return "Stopping: the run ends after the update in progress, with a checkpoint."
-    return "; ".join(part for part in (_learning(status), _slow_side(status), _attention(status)) if part) + "."
+    parts = (_blocked(status),) if _blocked(status) else (_learning(status), _slow_side(status), _attention(status))
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _blocked(status: RunStatus) -> str:
+    """Say which role has no actor because no node has room for one, and what helps; empty if none."""
+    pool = next((pool for pool in status.pools if pool.waiting and not pool.ready), None)
+    if pool is None:
+        return ""
+    settled = f"PoolSettled/{pool.name}"
+    told = (each.message for each in status.conditions if each.type == settled and each.status == "False")
+    message = next(told, f"{pool.name} has 0 of {pool.desired} actors")
+    giving = ", ".join(other.name for other in status.pools if other.ready > 1)
+    helps = f"{giving} makes room within seconds if it can" if giving else "a further node helps"
+    return f"Blocked: {message}; {helps}"
 
 
 def _learning(status: RunStatus) -> str:
@@ -86,7 +143,7 @@ def _slow_side(status: RunStatus) -> str:
     pool = next((pool for pool in status.pools if pool.name == slow.side), None)
     name = slow.side if "/" in slow.side else f"the {slow.side}"
     growing = f" ({pool.ready} of {pool.desired} are ready)" if pool and pool.ready < pool.desired else ""
-    return f"{name} is the slow side{growing}"
+    return f"{name} is the bottleneck{growing}"
 
 
 def _attention(status: RunStatus) -> str:
@@ -95,10 +152,11 @@ def _attention(status: RunStatus) -> str:
 
 
 def _change(status: RunStatus) -> str:
-    first, newest = status.rewards.heldout_first, status.rewards.heldout
+    first, newest, interval = status.rewards.heldout_first, status.rewards.heldout, status.rewards.heldout_change
     if first is None or newest is None:
         return ""
-    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)})"
+    words = f"; {change_words(*interval)}" if interval else ""
+    return f": held-out score {first:.3f} → {newest:.3f} ({_signed(newest - first)}{words})"
 
 
 def _signed(value: float) -> str:

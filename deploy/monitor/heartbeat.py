@@ -9,7 +9,7 @@ from deploy.monitor.journal import harmless
 from deploy.monitor.page_server import PageServer
 from deploy.monitor.reporter import Reporter
 from protocol.errors import LeaseLostError, reason_of
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 from protocol.sink import StatusSink
 from protocol.status import ENDED
 
@@ -31,9 +31,7 @@ class Heartbeat:
         """
         Args:
             run: the run folder; its leases are checked, and `status.json` is written there.
-            reporter: composes the status.
             control: reconciles pool sizes with the desired ones.
-            sink: takes the conditions.
             stop: set here when another process has taken the run over.
         """
         self.page: PageServer | None = None

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder
 from learner.loop.evaluate import Evaluation
 from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one_line
-from protocol.files import append_whole, by_iteration
+from protocol.ground.files import append_whole, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
 from protocol.status import Condition
@@ -95,7 +96,6 @@ class RunJournal:
             self._pass_on(lambda listener: listener.event(message, kind))
 
     async def record(self, iteration: int, metrics: Metrics) -> None:
-        """Write the numbers of an iteration."""
         self.iteration = iteration
         line = {"iteration": iteration, **metrics}
         await asyncio.to_thread(self._append, line)
@@ -105,6 +105,7 @@ class RunJournal:
     async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Write an evaluation and its gallery; the score is kept even if the gallery cannot be drawn."""
         await asyncio.to_thread(self._draw, iteration, evaluation)
+        evaluation = replace(evaluation, change=await asyncio.to_thread(self._change, iteration, evaluation))
         await asyncio.to_thread(self._append, evaluation.line(iteration))
         log.info("evaluation at iteration %d: %.4f", iteration, evaluation.score)
         self._pass_on(lambda listener: listener.evaluated(iteration, evaluation))
@@ -116,7 +117,6 @@ class RunJournal:
         self._pass_on(lambda listener: listener.saved(state.iteration))
 
     def checkpoint(self, iteration: int) -> Path | None:
-        """Return the folder of an iteration's checkpoint; None if there is none."""
         return by_iteration(self._run.checkpoints).get(iteration)
 
     def _pass_on(self, call: Callable[[Listener], None]) -> None:
@@ -144,6 +144,19 @@ class RunJournal:
         else:
             self.condition(kind, holds=True, reason="Written", message="gallery/ is written again")
 
+    def _change(self, iteration: int, evaluation: Evaluation) -> tuple[float, float] | None:
+        """Return the interval of the change since the first evaluation; None if there is none, or it is unreadable."""
+        from deploy.folder.heldout import heldout_of, read_heldout
+        from deploy.folder.paired import paired_difference, why_unpaired
+
+        with harmless("the change of the held-out score has no interval"):
+            now = heldout_of(iteration, evaluation, self._run.config.evaluation)
+            first = next(iter(read_heldout(self._run.path)), now)
+            if first.iteration < iteration and why_unpaired(first, now) is None:
+                found = paired_difference([first], [now])
+                return (found.low, found.high) if found else None
+        return None
+
     def _append(self, line: Metrics) -> None:
         kind = "MetricsWritten"
         try:
@@ -170,7 +183,6 @@ class EventLog(Listener):
         self._write({"type": now.type, "holds": holds, "reason": now.reason, "message": now.message})
 
     def event(self, message: str, kind: str) -> None:
-        """Write one line."""
         log.log(logging.INFO if kind == "info" else logging.WARNING, "%s", message, extra={IN_JOURNAL: True})
         self._write({"type": kind, "message": message})
 

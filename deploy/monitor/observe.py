@@ -39,15 +39,13 @@ class Observed(Observer):
     async with Observed(run, fleet, journal, stop) as observed:
         await fleet.start()
         observed.reporter.begin(start)
-        await supervise(..., journal=journal, rest=observed.control.rest, observer=observed)
+        await supervise(..., journal=journal, between=observed.control.between, observer=observed)
     """
 
     def __init__(self, run: RunFolder, fleet: Fleet, journal: RunJournal, stop: asyncio.Event) -> None:
         """
         Args:
             run: folder of the run, held by this process.
-            fleet: the run's actors.
-            journal: the journal, which reporter and trackers join.
             stop: event that ends the run after the update in progress.
         """
         self._run = run

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.board.child import Child
 from deploy.folder.names import TOKEN
-from protocol.addresses import BOARD_VARIABLE
+from protocol.ground.addresses import BOARD_VARIABLE
 from protocol.sink import StatusSink
 
 FIRST_PORT, PORTS = 8420, 50

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import RUN_FAILED, Listener, is_news
-from deploy.monitor.summary import TREND, eta_s, gains_of, number, span
+from deploy.monitor.summary import TREND, change_words, eta_s, number, span, step_rewards_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import reason_of
 from protocol.status import Condition
@@ -66,7 +66,7 @@ class Progress(Listener):
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._total = 0
-        self._has_gains = True
+        self._has_step_rewards = True
         self._clock = clock
         self._finished_at: deque[float] = deque(maxlen=TREND)
 
@@ -75,18 +75,13 @@ class Progress(Listener):
         self._console.print(text, markup=False, emoji=False)
 
     @contextmanager
-    def bar(self, start: int, total: int, *, has_gains: bool = True) -> Iterator[None]:
+    def bar(self, start: int, total: int, *, has_step_rewards: bool = True) -> Iterator[None]:
         """Show the progress from iteration `start` to `total`.
 
         Args:
-            start: number of iterations that are done.
-            total: number of iterations of the run.
-            has_gains: whether to show gains; with uniform credit each is the final reward, which is shown already.
-
-        Yields:
-            Nothing.
+            has_step_rewards: whether to show step rewards; with uniform credit each is the reward, shown already.
         """
-        self._total, self._has_gains = total, has_gains
+        self._total, self._has_step_rewards = total, has_step_rewards
         if not self._console.is_terminal:
             yield
             return
@@ -110,12 +105,12 @@ class Progress(Listener):
             self.say(now.message if now.status == "False" else f"{now.type}: {now.message}")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Show a finished iteration: reward, mean size of a gain, KL, seconds by stage, time left."""
+        """Show a finished iteration: reward, mean size of a step reward, KL, seconds by stage, time left."""
         seconds = ", ".join(f"{name} {line[f'seconds/{stage}']:.1f} s" for stage, name in STAGES.items())
         numbers = f"reward {number(line['reward/mean'])}"
-        gains = [value for value in gains_of(line).values() if value is not None]
-        if gains and self._has_gains:
-            numbers += f", |gain| {number(fmean(gains))}"
+        sizes = [value for value in step_rewards_of(line).values() if value is not None]
+        if sizes and self._has_step_rewards:
+            numbers += f", |step reward| {number(fmean(sizes))}"
         if (divergence := line.get("train/approx_kl")) is not None:
             numbers += f", KL {divergence:.2g}"
         numbers += f" ({seconds})"
@@ -130,7 +125,6 @@ class Progress(Listener):
             self._bar.update(self._task, completed=iteration, numbers=numbers)
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Show the result of an evaluation."""
         by_tag = ", ".join(f"{tag} {number(value, '.2f')}" for tag, value in evaluation.by_tag.items())
         scorers = {name: mean for name, mean in evaluation.readings.items() if "/" not in name}
         readings = (
@@ -139,7 +133,8 @@ class Progress(Listener):
             else ""
         )
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
+        change = f", since the start {change_words(*evaluation.change)}" if evaluation.change else ""
         self.say(
-            f"held-out score at iteration {iteration}: {number(evaluation.score)}"
+            f"held-out score at iteration {iteration}: {number(evaluation.score)}{change}"
             f" ({by_tag}{readings}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"
         )

@@ -14,8 +14,10 @@ from deploy.board.publisher import Buffers
 from deploy.folder.location import job_id
 from deploy.folder.read import StatusFile
 from deploy.monitor import summary as overview
+from deploy.monitor.credit_words import words_of
 from deploy.monitor.journal import IN_JOURNAL, Listener
-from flowcredit.start import PACKAGES
+from deploy.presets import method_of
+from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -48,14 +50,12 @@ class Reporter(logging.Handler, Listener):
     ) -> None:
         """
         Args:
-            config: of the run.
-            name: the run's name.
-            lines: its lines of metrics so far.
             fleet: its actors, pools and queues are shown.
             earlier: reads metric lines that the buffers no longer hold, see `Buffers`.
         """
         super().__init__(logging.WARNING)
         self._config = config
+        self._method, self._credit = method_of(config), words_of(config.credit)
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._fleet = fleet
         self.run = run_id_of(name)
@@ -100,7 +100,6 @@ class Reporter(logging.Handler, Listener):
             self.event(f"{now.type}: {now.message}", "warning")
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Keep an event."""
         if self._is_elsewhere(self.event, message, kind):
             return
         self._number += 1
@@ -114,14 +113,12 @@ class Reporter(logging.Handler, Listener):
             self.event(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
     def recorded(self, iteration: int, line: Mapping[str, Any]) -> None:
-        """Keep the numbers of an iteration."""
         self._iteration = iteration
         self._append(line)
         self._share_work(float(line.get("seconds/iteration") or 0.0))
         self._finished.append(time.monotonic())
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Keep the numbers of an evaluation."""
         self._append(evaluation.line(iteration))
         self._busy = self._fleet.busy_seconds()  # an evaluation's work is no iteration's
         self.event(f"held-out score {evaluation.score:.4f} at iteration {iteration}")
@@ -159,6 +156,8 @@ class Reporter(logging.Handler, Listener):
             heartbeat_s=self._config.status.heartbeat_s,
             adapter_version=next((actor.adapter_version for actor in actors if actor.kind == "learner"), None),
             checkpoint=self._checkpoint or None,
+            method=self._method,
+            credit=self._credit,
             rewards=overview.rewards_of(shown),
             metrics=metrics,
             staleness=self.staleness,

@@ -12,7 +12,7 @@ from protocol.status import Bottleneck, MetricLine, Rewards
 
 TREND = 20
 """Number of newest iterations from which the trend is computed."""
-GAIN = re.compile(r"gain/step_(\d+)_abs_mean")
+STEP_REWARD = re.compile(r"step_reward/step_(\d+)_abs_mean")
 STAGE = "seconds/"
 WHOLE = ("iteration", "evaluation")
 """Seconds that are no stage of an iteration."""
@@ -27,7 +27,6 @@ def is_iteration(line: MetricLine) -> bool:
 
 
 def is_evaluation(line: MetricLine) -> bool:
-    """Return whether a line is that of an evaluation."""
     return "evaluation/score" in line.values
 
 
@@ -48,6 +47,7 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
     evaluations: list[Values] = [line.values for line in lines if is_evaluation(line)] or [{}]
     newest = iterations[-1] if iterations else {}
     trend, error = _trend([values["reward/mean"] for values in iterations[-TREND:]])
+    low, high = (evaluations[-1].get(f"heldout_change/{end}") for end in ("low", "high"))
     skipped = {"reward/mean", "reward/group_std", "reward/missing"}
     return Rewards(
         now=newest.get("reward/mean"),
@@ -59,6 +59,7 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
         heldout=evaluations[-1].get("evaluation/score"),
         heldout_first=evaluations[0].get("evaluation/score"),
         heldout_iteration=_whole(evaluations[-1].get("iteration")),
+        heldout_change=None if low is None or high is None else (low, high),
     )
 
 
@@ -69,9 +70,9 @@ def metrics_of(lines: Sequence[MetricLine]) -> dict[str, float | None]:
     return {name: value for values in newest for name, value in values.items() if name != "iteration"}
 
 
-def gains_of(values: Values) -> dict[str, float | None]:
-    """Return the mean absolute gain by denoising step."""
-    return {found[1]: value for key, value in values.items() if (found := GAIN.fullmatch(key))}
+def step_rewards_of(values: Values) -> dict[str, float | None]:
+    """Return the mean absolute step reward by denoising step."""
+    return {found[1]: value for key, value in values.items() if (found := STEP_REWARD.fullmatch(key))}
 
 
 def stages_of(values: Values) -> dict[str, float]:
@@ -83,10 +84,6 @@ def stages_of(values: Values) -> dict[str, float]:
 def number(value: float | None, form: str = ".3f") -> str:
     """Write a number for people.
 
-    Args:
-        value: the number.
-        form: how it is formatted.
-
     Returns:
         Such as `0.125`; `none` if it is missing or not finite; `2.3e-04` if it is not 0 but would be shown as 0.
     """
@@ -95,6 +92,12 @@ def number(value: float | None, form: str = ".3f") -> str:
     text = f"{value:{form}}"
     is_small = abs(value) > ROUNDING and float(text) == 0
     return f"{value:{'+' if form.startswith('+') else ''}.1e}" if is_small else text
+
+
+def change_words(low: float, high: float) -> str:
+    """Write the interval of a change, or that it may be chance."""
+    interval = f"{number(low, '+.3f')} to {number(high, '+.3f')}"
+    return f"95 %: {interval}" if low > 0 or high < 0 else f"within chance, 95 %: {interval}"
 
 
 def span(seconds: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from deploy.folder.names import MLFLOW, WANDB
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import iteration_name, write_whole
+from protocol.ground.files import iteration_name, write_whole
 
 Values = Mapping[str, Any]
 AT_ONCE = 100
@@ -71,7 +71,6 @@ class TensorBoard:
         self._writer.add_event(self._event(wall_time=time.time(), summary=hparams_pb(parameters_of(config))))
 
     def log(self, iteration: int, values: Values) -> None:
-        """Write a summary with all numbers."""
         self._write(iteration, [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
@@ -91,7 +90,6 @@ class TensorBoard:
         self._writer.add_event(self._event(wall_time=time.time(), step=iteration, summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Write the lines that are not written yet."""
         self._writer.close()
 
 
@@ -145,7 +143,6 @@ class WeightsAndBiases:
         self._run.log({**panels, "iteration": iteration})
 
     def close(self) -> None:
-        """Write the lines that are not written yet."""
         self._run.finish()
 
 

@@ -22,7 +22,7 @@ from deploy.monitor.trajectories import sheet
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError, one_line
-from protocol.import_path import find_class
+from protocol.ground.import_path import find_class
 from protocol.sink import StatusSink
 from protocol.status import TrajectoryRecord
 from rewards.images import encoded
@@ -45,12 +45,6 @@ class Trackers(Listener):
     """All trackers of a run. A failure becomes a condition; `close` waits at most `CLOSING_S` seconds for each."""
 
     def __init__(self, config: RunConfig, folder: Path, sink: StatusSink) -> None:
-        """
-        Args:
-            config: config of the run; it names the trackers.
-            folder: the run folder.
-            sink: takes the conditions of trackers that fail or are too slow; called from their threads.
-        """
         self._running = [_Running(name, config, folder, sink) for name in config.status.trackers]
 
     def wait_for_start(self) -> None:

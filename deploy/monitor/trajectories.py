@@ -20,7 +20,7 @@ from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 from protocol.messages import Credit, Excerpt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import ImagesHandle, Ports, RolloutHandle
 from protocol.status import RecordedTrajectory, TrajectoryRecord
@@ -43,7 +43,6 @@ class TrajectoryRecorder(Observer):
         Args:
             config: config of the run: `status.trajectories` members every `status.trajectories_every` iterations.
             ports: the actors that give the credit and the small images.
-            sink: called with each record.
         """
         self._config = config
         self._sink = sink
@@ -101,10 +100,6 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     Args:
         iteration: iteration, counted from 1.
         excerpt: M trajectories with small images uint8 [M, P, h, w, 3]; P is S + 1, or 1 where no step has noise.
-        credit: credit of their group.
-
-    Returns:
-        The record, with its images as one PNG.
     """
     members, points, height, width, _ = excerpt.images.shape
     steps, columns = list(excerpt.steps), [*excerpt.steps, credit.rewards.shape[1] - 1][-points:]
@@ -120,6 +115,9 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     return TrajectoryRecord(
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
+        group_mean=rounded(float(np.nanmean(credit.rewards[:, -1])))
+        if np.isfinite(credit.rewards[:, -1]).any()
+        else None,
         steps=steps,
         skipped=list(excerpt.skipped),
         width=width,
@@ -215,7 +213,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> TrajectoryRecord | None:
     try:
-        return TrajectoryRecord.model_validate_json(path.read_bytes())
+        return TrajectoryRecord.read(path.read_bytes())
     except (OSError, ValueError):
         log.warning("%s cannot be read and is left out", path)
         return None

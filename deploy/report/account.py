@@ -17,7 +17,7 @@ FORWARDS = ("main_evaluations", "completion_evaluations", "reference_evaluations
 
 
 @dataclass(frozen=True)
-class Peak:
+class MfuPeak:
     """The peak that the model FLOPs utilization (mfu) is a share of."""
 
     tflops: float
@@ -49,12 +49,8 @@ class Rates:
         return self.images / self.gpus if self.gpus else None
 
 
-def rates_of(group: Group, peak: Peak | None = None) -> Rates | None:
+def rates_of(group: Group, peak: MfuPeak | None = None) -> Rates | None:
     """Compute the average rates of a group's iterations.
-
-    Args:
-        group: runs of one config.
-        peak: the peak for `mfu`.
 
     Returns:
         The rates; None before the first iteration.

@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from deploy.monitor.summary import GAIN
+from deploy.monitor.summary import STEP_REWARD
 from deploy.report.runs import Group
 
 COLOURS = 8
@@ -96,8 +96,6 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
     """Draw a metric of all groups: a thin line per run, a thick line for their mean, a band from lowest to highest.
 
     Args:
-        groups: the groups of runs.
-        name: name of the metric.
         of: `iterations` or `evaluations`.
         by: `iteration` or `seconds`.
 
@@ -120,28 +118,36 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
     return Chart(f"{name} by {by}", draw)
 
 
-def gain_lines(group: Group) -> Chart | None:
-    """Draw the mean absolute gain of each step by iteration; None if no run has gains."""
-    gains = _gains(group)
-    if not gains:
+def step_reward_lines(group: Group) -> Chart | None:
+    """Draw the mean absolute step reward of each step by iteration; None if no run has any."""
+    sizes = _step_rewards(group)
+    if not sizes:
         return None
 
     def draw(axes: Axes) -> None:
-        for index, (step, runs) in enumerate(gains.items()):
+        for index, (step, runs) in enumerate(sizes.items()):
             x, mean, _, _ = banded(runs)
-            axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.6, label=f"step {step}")
+            axes.plot(
+                x,
+                mean,
+                color=_cycled(index),
+                linestyle=dash(index),
+                linewidth=1.6,
+                label=f"step {step}: {mean[-1]:.3g}",
+                **_marks(x),
+            )
         axes.set_xlabel("iteration")
         _finish(axes, has_legend=True)
 
-    return Chart(f"mean absolute gain by step, {group.name}", draw)
+    return Chart(f"mean absolute step reward, {group.name}", draw)
 
 
-def gain_heat(group: Group) -> Chart | None:
-    """Draw the mean absolute gains as a map, steps by iterations, brighter for more; None if no run has gains."""
-    gains = _gains(group)
-    if not gains:
+def step_reward_heat(group: Group) -> Chart | None:
+    """Draw the mean absolute step rewards as a map, steps by iterations, brighter for more; None if no run has any."""
+    sizes = _step_rewards(group)
+    if not sizes:
         return None
-    steps, rows = list(gains), [banded(runs, most=HEAT_COLUMNS)[:2] for runs in gains.values()]
+    steps, rows = list(sizes), [banded(runs, most=HEAT_COLUMNS)[:2] for runs in sizes.values()]
     ticks = np.unique(np.concatenate([x for x, _ in rows]))
     table = np.full((len(steps), len(ticks)), np.nan)
     for row, (x, mean) in zip(table, rows, strict=True):
@@ -158,7 +164,7 @@ def gain_heat(group: Group) -> Chart | None:
         bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
         bar.outline.set_visible(False)
 
-    return Chart(f"mean absolute gain by step, as a map, {group.name}", draw)
+    return Chart(f"mean absolute step reward, as a map, {group.name}", draw)
 
 
 def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
@@ -222,11 +228,13 @@ def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
     return np.array([each.mean() if len(each) else 0.0 for each in inside])
 
 
-def _gains(group: Group) -> dict[int, list[Series]]:
-    """Return iterations and mean absolute gains of each run, by the denoising steps that have gains."""
-    found = {int(match[1]): match[0] for name in group.names("gain/step_") if (match := GAIN.fullmatch(name))}
-    gains = {step: [(run[0], run[2]) for run in group.values(name)] for step, name in sorted(found.items())}
-    return {step: runs for step, runs in gains.items() if runs}
+def _step_rewards(group: Group) -> dict[int, list[Series]]:
+    """Return iterations and mean absolute step rewards of each run, by the denoising steps that have them."""
+    found = {
+        int(match[1]): match[0] for name in group.names("step_reward/step_") if (match := STEP_REWARD.fullmatch(name))
+    }
+    sizes = {step: [(run[0], run[2]) for run in group.values(name)] for step, name in sorted(found.items())}
+    return {step: runs for step, runs in sizes.items() if runs}
 
 
 def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -251,12 +259,17 @@ def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarr
 
 def _band(axes: Axes, runs: Sequence[Series], index: int, *, label: str, has_marks: bool) -> None:
     x, mean, low, high = banded(runs)
-    marks: dict[str, Any] = {"marker": "o", "markersize": 3.5} if has_marks or len(x) < 2 else {}
-    axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.8, label=label, **marks)
+    marks = _marks(x, always=has_marks)
+    shown = f"{label}: {mean[-1]:.3g}"
+    axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.8, label=shown, **marks)
     if len(runs) > 1:
         for series in runs:
             axes.plot(*_thinned(*series, MOST_POINTS), color=_cycled(index), linewidth=0.7, alpha=0.45)
         axes.fill_between(x, low, high, color=_cycled(index), alpha=0.18, linewidth=0)
+
+
+def _marks(x: np.ndarray, *, always: bool = False) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3.5} if always or len(x) < 2 else {}
 
 
 def _thinned(x: np.ndarray, y: np.ndarray, most: int) -> Series:
@@ -268,12 +281,15 @@ def _thinned(x: np.ndarray, y: np.ndarray, most: int) -> Series:
 
 def _finish(axes: Axes, *, has_legend: bool) -> None:
     axes.grid(axis="y")
+    drawn = [line.get_xdata() for line in axes.lines]
+    if drawn and len(points := np.unique(np.concatenate(drawn))) == 1:
+        axes.set_xlim(points[0] - 1, points[0] + 1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     if has_legend:
         labels = axes.get_legend_handles_labels()[1]
-        columns = 3 if max(map(len, labels), default=0) < 12 else 1
+        columns = 3 if max(map(len, labels), default=0) < 16 else 1
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.6)
 
 

@@ -27,7 +27,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Credit:
+class ShownStep:
     """What one denoising step earned."""
 
     step: int
@@ -44,7 +44,7 @@ class ShownTrajectory:
     iteration: int
     prompt: str
     member: int
-    items: Sequence[Tile | Credit]
+    items: Sequence[Tile | ShownStep]
     """Points and the steps between them, in order; steps stand before the finished image if only that was scored."""
 
 
@@ -105,7 +105,7 @@ def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
     points = sheet.shape[1] // record.width
     top, items = row * record.height, []
-    earned = list(map(Credit, record.steps, trajectory.step_rewards, trajectory.advantages))
+    earned = list(map(ShownStep, record.steps, trajectory.step_rewards, trajectory.advantages))
     if points == 1:
         items += earned
     for point in range(points):

@@ -1,4 +1,4 @@
-"""Compares two runs: their numbers, the differences of their held-out scores with intervals, and their configs."""
+"""Compares two runs, or two groups of seeds: numbers, held-out scores with intervals for their difference, configs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +7,23 @@ from typing import Any
 import numpy as np
 
 from deploy.folder.heldout import HeldoutScores
-from deploy.monitor.summary import STAGE
-from deploy.report.paired import LEVEL, RESAMPLES, Difference, change_of, paired_difference, why_unpaired
-from deploy.report.runs import HELDOUT, REWARD, SECONDS, Group, Run, differences, read_runs
+from deploy.folder.paired import LEVEL, RESAMPLES, Difference, group_difference, score_of, why_unpaired
+from deploy.monitor.summary import STAGE, number
+from deploy.presets import method_of
+from deploy.report.runs import (
+    HELDOUT,
+    REWARD,
+    SECONDS,
+    Group,
+    Run,
+    change_of,
+    code_of,
+    differences,
+    groups_of,
+    named,
+    read_runs,
+    span,
+)
 from protocol.errors import RunFolderError
 from protocol.status import Document
 
@@ -24,7 +38,7 @@ ALL = "all kinds"
 
 
 class Fact(Document):
-    """One number of both runs."""
+    """One number of both runs, or its mean over the runs of each group."""
 
     name: str
     first: float | None
@@ -50,6 +64,8 @@ class Comparison(Document):
 
     first: str
     second: str
+    verdict: str
+    """Which one is better, with its interval and the cost of each, in one sentence."""
     facts: list[Fact]
     heldout: list[Heldout]
     differences: dict[str, tuple[Any, Any]]
@@ -60,39 +76,92 @@ class Comparison(Document):
     level: float = LEVEL
 
 
-def compare(first: Path, second: Path) -> Comparison:
-    """Compare two run folders.
+def compare(first: Path | Sequence[Path], second: Path | Sequence[Path]) -> Comparison:
+    """Compare two run folders, or two groups of run folders whose runs differ in the seed.
 
     Raises:
-        RunFolderError: one of them holds no run or no metrics, or both are the same.
+        RunFolderError: a folder holds no run or no metrics, or stands twice.
     """
-    if first.resolve() == second.resolve():
-        raise RunFolderError(f"two different runs must be given, got {first} twice: name another one")
-    runs = read_runs([first, second])
+    sides = [[side] if isinstance(side, Path) else list(side) for side in (first, second)]
+    paths = [path for side in sides for path in side]
+    for path in paths:
+        if [other.resolve() for other in paths].count(path.resolve()) > 1:
+            raise RunFolderError(f"two different runs must be given, got {path} twice: name another one")
+    runs = read_runs(paths)
     for run in runs:
         if not run.iterations and not run.evaluations:
             raise RunFolderError(f"a run must have metrics to be compared, got none in {run.path}: train it first")
     notes = [
         f"{run.name}: {run.damaged} lines of metrics cannot be read and are left out" for run in runs if run.damaged
     ]
-    one, other = (Group(name=run.name, runs=[run]) for run in runs)
-    keys = {key: (a, b) for key, (a, b) in differences([one, other])}
-    seeds = runs[0].config.seed, runs[1].config.seed
+    one, other = (named(side) for side in (runs[: len(sides[0])], runs[len(sides[0]) :]))
+    for group in (one, other):
+        if len(groups_of(group.runs)) > 1:
+            keys = ", ".join(key for key, _ in differences(groups_of(group.runs)))
+            notes.append(f"{group.name}: its runs differ in more than the seed: {keys}")
+    seeds = [[run.config.seed for run in group.runs] for group in (one, other)]
+    if len(runs) == 2:
+        seeds = [seed for group in seeds for seed in group]
+    facts, heldout = list(_facts(one, other)), _heldout(one, other, notes)
     return Comparison(
-        first=runs[0].name,
-        second=runs[1].name,
-        facts=list(_facts(one, other)),
-        heldout=_heldout(one, other, notes),
-        differences=({"seed": seeds} if seeds[0] != seeds[1] else {}) | keys,
+        first=one.label,
+        second=other.label,
+        verdict=verdict_of(one, other, heldout[0].difference if heldout else None),
+        facts=facts,
+        heldout=heldout,
+        differences={
+            key: (a, b)
+            for key, (a, b) in (
+                ("method", [method_of(group.runs[0].config) for group in (one, other)]),
+                ("code", [code_of(group) for group in (one, other)]),
+                ("seed", seeds),
+                *differences([one, other]),
+            )
+            if a != b
+        },
         notes=notes,
     )
 
 
+def verdict_of(one: Group, other: Group, difference: Difference | None) -> str:
+    """Say in one sentence which of two groups has the higher held-out score, with the cost of each beside it."""
+    sides = " and ".join(result_of(group) for group in (one, other))
+    if difference is None:
+        return f"{sides}; there is no interval for the difference."
+    over = "seeds and prompts" if difference.has_seeds else "prompts; other seeds are not in it"
+    where = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f} over {over}"
+    if not difference.is_clear:
+        return f"{sides}: the difference is within chance ({where})."
+    better = other if difference.value > 0 else one
+    return f"{sides}: {better.name} is better ({where})."
+
+
+def difference_of(one: Group, other: Group) -> Difference | None:
+    """Compare the newest held-out scores of two groups; None if they cannot be paired."""
+    rows = _heldout(one, other, [])
+    return rows[0].difference if rows else None
+
+
+def result_of(group: Group) -> str:
+    """Say what a group has reached and what it took: `tree (3 seeds): 0.674 after 1.4 min of training each`."""
+    ends = group.first_and_last(HELDOUT, of="evaluations")
+    score = "no held-out score" if ends is None else f"held-out score {number(ends[1])}"
+    seconds = float(np.mean([run.seconds for run in group.runs]))
+    gpus = group.runs[0].config.reserved.get("GPU", 0.0)
+    cost = f" on {gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else ""
+    each = " each" if len(group.runs) > 1 else ""
+    return f"{group.label}: {score} after {span(seconds)} of training{cost}{each}"
+
+
 def _facts(one: Group, other: Group) -> Sequence[Fact]:
-    both, first, second = (one, other), one.runs[0], other.runs[0]
+    both = (one, other)
+    counts, seconds = (
+        [float(np.mean([of(run) for run in group.runs])) for group in both]
+        for of in (lambda run: len(run.iterations), lambda run: run.seconds)
+    )
     facts = [
-        Fact(name="iterations", first=len(first.iterations), second=len(second.iterations)),
-        Fact(name="training seconds", first=first.seconds, second=second.seconds),
+        Fact(name="iterations", first=counts[0], second=counts[1]),
+        Fact(name="training seconds", first=seconds[0], second=seconds[1]),
     ]
     for name, of, word in ((REWARD, "iterations", "reward"), (HELDOUT, "evaluations", "held-out score")):
         ends = [group.first_and_last(name, of=of) or (None, None) for group in both]
@@ -106,27 +175,31 @@ def _facts(one: Group, other: Group) -> Sequence[Fact]:
 
 def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
     """Compare the newest evaluations; add a line to `notes` for what cannot be compared."""
-    first, second = (_newest(group.runs[0], notes) for group in (one, other))
-    if first is None or second is None:
+    firsts, seconds = ([held for run in group.runs if (held := _newest(run, notes))] for group in (one, other))
+    if not firsts or not seconds:
         return []
-    if reason := why_unpaired(first, second):
+    newest, first = [*firsts, *seconds], firsts[0]
+    reason = next((reason for held in newest[1:] if (reason := why_unpaired(first, held))), None)
+    if reason:
         notes.append(f"held-out scores are not paired: {reason}")
-    if first.component != second.component:
-        notes.append(f"held-out scores are of {first.component} and of {second.component}")
-    if first.iteration != second.iteration:
-        notes.append(f"the newest evaluations are of iterations {first.iteration} and {second.iteration}")
+    if len(components := dict.fromkeys(held.component for held in newest)) > 1:
+        notes.append(f"held-out scores are of {' and of '.join(components)}")
+    if len(iterations := dict.fromkeys(str(held.iteration) for held in newest)) > 1:
+        notes.append(f"the newest evaluations are of iterations {' and '.join(iterations)}")
     rows = []
     for kind in (ALL, *dict.fromkeys(first.tags)):
         tag = None if kind == ALL else kind
-        scores = _score(first, tag), _score(second, tag)
-        if scores[0] is None or scores[1] is None:
+        scores = [[score_of(held, tag) for held in side] for side in (firsts, seconds)]
+        known = [[score for score in side if score is not None] for side in scores]
+        if known != scores:
             continue
+        means = [float(np.mean(side)) for side in known]
         rows.append(
             Heldout(
                 kind=kind,
-                first=scores[0],
-                second=scores[1],
-                difference=None if reason else paired_difference([first], [second], tag=tag),
+                first=means[0],
+                second=means[1],
+                difference=None if reason else group_difference(firsts, seconds, tag=tag),
                 first_change=change_of(one, tag)[0],
                 second_change=change_of(other, tag)[0],
             )
@@ -139,12 +212,3 @@ def _newest(run: Run, notes: list[str]) -> HeldoutScores | None:
         notes.append(f"{run.name} has no held-out scores by prompt, so there is no interval")
         return None
     return run.heldout[-1]
-
-
-def _score(held: HeldoutScores, tag: str | None) -> float | None:
-    """Return the held-out score of one kind, or the mean over all kinds; None if a kind has no score."""
-    kinds = [tag] if tag else list(dict.fromkeys(held.tags))
-    tables = [held.table()[np.array(held.tags) == kind] for kind in kinds]
-    if any(not np.isfinite(table).any() for table in tables):
-        return None
-    return float(np.mean([np.nanmean(table) for table in tables]))

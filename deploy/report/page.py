@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from deploy.folder.gallery import read_gallery
+from deploy.folder.gallery import read_gallery, told
 from deploy.folder.names import GALLERY
+from deploy.folder.paired import Difference
+from deploy.monitor.credit_words import words_of
 from deploy.monitor.summary import STAGE, number
+from deploy.presets import method_of
 from deploy.report import charts
-from deploy.report.account import SIDES, Peak, rates_of
+from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
-from deploy.report.paired import Difference, change_of
-from deploy.report.runs import HELDOUT, REWARD, Group, Run, differences, groups_of, read_runs
-from flowcredit.start import VERSION
+from deploy.report.compare import difference_of, result_of, verdict_of
+from deploy.report.runs import HELDOUT, REWARD, Group, Run, change_of, code_of, differences, groups_of, read_runs, span
+from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
-from protocol.files import by_iteration, require_folder_of, write_whole, writing
+from protocol.ground.files import by_iteration, require_folder_of, write_whole, writing
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
@@ -37,7 +40,7 @@ DIAGNOSTICS = {
     "group/zero_variance": "share of groups without any advantage",
     "reward/missing": "images without a score",
 }
-MOST_PAIRS = 12
+MOST_PAIRS = 48
 """Most pairs of images before and after of each group."""
 
 
@@ -63,7 +66,9 @@ class Kind:
     difference: Difference | None
 
 
-def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: Peak | None = None) -> list[Path]:
+def write_report(
+    paths: Sequence[Path], out: Path, png: Path | None = None, *, peak: MfuPeak | None = None
+) -> list[Path]:
     """Write the report of these run folders.
 
     Args:
@@ -71,9 +76,6 @@ def write_report(paths: Sequence[Path], out: Path, png: Path | None = None, *, p
         out: path of the HTML file; an earlier report there is replaced.
         png: a folder for the charts as PNG files; files of the same names are replaced.
         peak: the peak for mfu; None leaves mfu out.
-
-    Returns:
-        The paths of all files.
 
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
@@ -94,7 +96,7 @@ class Drawn:
     """The charts of a report."""
 
     curves: Sequence[tuple[str, Chart]]
-    gains: Sequence[tuple[Group, Chart | None, Chart | None]]
+    step_rewards: Sequence[tuple[Group, Chart | None, Chart | None]]
     """Lines and map of each group."""
     diagnostics: Sequence[tuple[str, str, Chart]]
     """Metric, its meaning, and chart."""
@@ -103,9 +105,8 @@ class Drawn:
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
-        """Yield all charts."""
         yield from (chart for _, chart in self.curves)
-        yield from (chart for _, lines, heat in self.gains for chart in (lines, heat) if chart)
+        yield from (chart for _, lines, heat in self.step_rewards for chart in (lines, heat) if chart)
         yield from (chart for _, _, chart in self.diagnostics)
         if self.stages:
             yield self.stages
@@ -116,7 +117,7 @@ def drawn_of(groups: Sequence[Group]) -> Drawn:
     """Make the charts of these groups."""
     return Drawn(
         curves=_curves(groups),
-        gains=[(group, charts.gain_lines(group), charts.gain_heat(group)) for group in groups],
+        step_rewards=[(group, charts.step_reward_lines(group), charts.step_reward_heat(group)) for group in groups],
         diagnostics=_diagnostics(groups),
         stages=_stages(groups),
         sides=[(group, chart) for group in groups if (chart := charts.side_bars(group, SIDES))],
@@ -152,7 +153,7 @@ def _is_report(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
+def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -160,6 +161,10 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
+        sentences=sentences_of(groups),
+        methods=[method_of(group.runs[0].config) for group in groups],
+        codes=list(map(code_of, groups)),
+        words_of={group.name: words_of(group.runs[0].config.credit) for group in groups},
         version=VERSION,
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         runs=runs,
@@ -179,6 +184,19 @@ def report_of(runs: Sequence[Run], peak: Peak | None = None) -> str:
         differences=differences(groups),
         configs=[(group, group.runs[0].config.to_yaml()) for group in groups],
     )
+
+
+def sentences_of(groups: Sequence[Group]) -> list[str]:
+    """Say what came out: of one group how its score changed, of several each against the first."""
+    if len(groups) == 1:
+        found, reason = change_of(groups[0])
+        if found is None:
+            return [f"{result_of(groups[0])}; {reason}."]
+        chance = "" if found.is_clear else ", which is within chance"
+        interval = f"95 % interval {found.low:+.3f} to {found.high:+.3f} over held-out prompts"
+        return [f"{result_of(groups[0])}, {found.value:+.3f} since its start{chance} ({interval})."]
+    first, *others = groups
+    return [verdict_of(first, other, difference_of(first, other)) for other in others]
 
 
 def kinds_of(group: Group) -> Iterator[Kind]:
@@ -222,19 +240,13 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
             ]
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
-        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right)."
+        readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
+        said = told(run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading)
+        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), one image of each prompt: {said}."
         if len(shown) < len(both):
             where += f" The {len(shown)} prompts whose score changed most are shown."
         return where, parts
     return "", []
-
-
-def span(seconds: float) -> str:
-    """Format a duration in seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:

@@ -3,7 +3,8 @@
 Runs whose configs differ only in the seed form one group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from deploy.folder.fingerprint import code_name
 from deploy.folder.heldout import HeldoutScores, read_heldout
-from deploy.folder.metric_file import outline_of, page_of
-from deploy.folder.names import METRICS, TRAJECTORIES
-from deploy.folder.read import config_of, status_of
+from deploy.folder.metric_file import each_of
+from deploy.folder.names import CHECKPOINTS, METRICS, TRAJECTORIES
+from deploy.folder.paired import Difference, paired_difference, why_unpaired
+from deploy.folder.read import config_of, origin_of, status_of
 from deploy.monitor.trajectories import read_records
+from deploy.report.lines import ITERATION, Lines
+from learner.checkpoint import read_facts
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError
-from protocol.files import text_of
+from protocol.ground.files import by_iteration, text_of
 from protocol.status import TrajectoryRecord
 
 REWARD, HELDOUT, SECONDS, SPENT = "reward/mean", "evaluation/score", "seconds/iteration", "seconds"
-Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,9 @@ class Run:
     config: RunConfig
     phase: str
     """Phase in its last status; `unknown` without a status."""
-    iterations: Sequence[Line]
+    iterations: Lines
     """Metrics of each iteration, with `seconds`: the training seconds up to its end."""
-    evaluations: Sequence[Line]
+    evaluations: Lines
     """Metrics of each evaluation, with the same `seconds`."""
     damaged: int
     """Number of lines of metrics that cannot be read."""
@@ -51,6 +55,17 @@ class Run:
         """Read the recorded trajectories, oldest first."""
         return read_records(self.path / TRAJECTORIES)
 
+    @cached_property
+    def code(self) -> str:
+        """Name the code that the run began with and, if it was resumed with other code, the newest."""
+        origin = origin_of(self.path)
+        held = [origin.versions] if origin else []
+        for folder in reversed(by_iteration(self.path / CHECKPOINTS).values()):
+            with suppress(OSError, ValueError):
+                held.append(read_facts(folder).get("versions", {}))
+                break
+        return ", later ".join(dict.fromkeys(filter(None, map(code_name, held))))
+
     @property
     def seconds(self) -> float:
         """Return the training seconds, without evaluations."""
@@ -60,16 +75,13 @@ class Run:
         """Return a metric as columns.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
 
         Returns:
             Iterations, training seconds and values, each [L], for the L lines in which the metric is a number.
         """
-        lines = [line for line in getattr(self, of) if isinstance(line.get(name), int | float)]
-        iteration, seconds, value = (
-            np.array([line[key] for line in lines], float) for key in ("iteration", SPENT, name)
-        )
+        lines: Lines = getattr(self, of)
+        value, iteration, seconds = lines.columns(name, ITERATION, SPENT)
         return iteration, seconds, value
 
 
@@ -83,17 +95,13 @@ class Group:
     @property
     def label(self) -> str:
         """Return the group's name, with the number of runs if there are several."""
-        return f"{self.name} ({len(self.runs)} runs)" if len(self.runs) > 1 else self.name
+        return f"{self.name} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.name
 
     def values(self, name: str, *, of: str = "iterations") -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Return a metric of each run that has it.
 
         Args:
-            name: name of the metric.
             of: `iterations` or `evaluations`.
-
-        Returns:
-            The columns of `Run.values` for each run.
         """
         columns = (run.values(name, of=of) for run in self.runs)
         return [each for each in columns if len(each[0])]
@@ -110,8 +118,25 @@ class Group:
 
     def names(self, prefix: str, *, of: str = "iterations") -> list[str]:
         """Return the names of metrics that begin with `prefix`, in the order of their first lines."""
-        lines = (line for run in self.runs for line in getattr(run, of))
-        return list(dict.fromkeys(name for line in lines for name in line if name.startswith(prefix)))
+        names = (name for run in self.runs for name in getattr(run, of).names())
+        return [name for name in dict.fromkeys(names) if name.startswith(prefix)]
+
+
+def change_of(group: Group, tag: str | None = None) -> tuple[Difference | None, str]:
+    """Compare a group's newest evaluations with its first ones, prompt by prompt; the images of its runs are pooled.
+
+    Returns:
+        The difference for one kind of prompts, or for all; None, and the reason, if there is none.
+    """
+    ends = [(run.heldout[0], run.heldout[-1]) for run in group.runs if len(run.heldout) > 1]
+    if not ends:
+        return None, "no two evaluations with scores by prompt"
+    first = ends[0][0]
+    for held in (each for pair in ends for each in pair):
+        if reason := why_unpaired(first, held):
+            return None, reason
+    found = paired_difference([a for a, _ in ends], [b for _, b in ends], tag=tag)
+    return found, "" if found else "a kind of prompts without a score"
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
@@ -121,10 +146,11 @@ def read_run(path: Path, name: str | None = None) -> Run:
         RunFolderError: this is not a run folder, or this version cannot read it.
     """
     config = config_of(path)
-    outline = outline_of(path / METRICS)
-    lines = page_of(path / METRICS, outline, since=0, limit=outline.count)
-    spent, iterations, evaluations = 0.0, [], []
-    for _, line in lines:
+    spent, damaged, iterations, evaluations = 0.0, 0, Lines(), Lines()
+    for line in each_of(path / METRICS):
+        if line is None:
+            damaged += 1
+            continue
         if REWARD in line:
             spent += line.get(SECONDS) or 0.0
             iterations.append({**line, SPENT: spent})
@@ -138,7 +164,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
         phase=status.status.phase if status else "unknown",
         iterations=iterations,
         evaluations=evaluations,
-        damaged=outline.count - len(lines),
+        damaged=damaged,
     )
 
 
@@ -167,7 +193,25 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         fields = run.config.outcome_fields()
         del fields["seed"]
         found.setdefault(repr(sorted(fields.items())), []).append(run)
-    return [Group(name=_common_name(group), runs=group) for group in found.values()]
+    return [named(group) for group in found.values()]
+
+
+def named(runs: Sequence[Run]) -> Group:
+    """Make a group of these runs."""
+    return Group(name=_common_name(runs), runs=runs)
+
+
+def code_of(group: Group) -> str:
+    """Name the code of a group's runs, as they recorded it; empty if they did not."""
+    return ", ".join(dict.fromkeys(run.code for run in group.runs))
+
+
+def span(seconds: float) -> str:
+    """Format a duration in seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:

@@ -14,7 +14,7 @@ from ray.exceptions import AuthenticationError
 
 from deploy.run.inputs import environment_problems, gpu_problems, label_problems
 from deploy.run.signals import outliving_the_terminal
-from flowcredit.start import FOLDER_VARIABLE, HOOK, hidden, shadows
+from flowcredit.packages import FOLDER_VARIABLE, HOOK, hidden, shadows
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, named_line, one_line
@@ -44,12 +44,7 @@ def ray_cluster(config: RunConfig, sink: StatusSink, python: str | None = None) 
     wait for nodes to join.
 
     Args:
-        config: of the run.
-        sink: where the condition is reported.
         python: what starts a worker of a local cluster (`deploy.run.warm.workers`); default: this Python.
-
-    Yields:
-        Nothing, when this process is connected.
 
     Raises:
         ConfigError: this process already uses Ray, no cluster answers at the given address or it does not take this

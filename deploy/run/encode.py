@@ -28,7 +28,6 @@ async def encode_ahead(
         config: config of the run, with the model, the cache and the learner's resources.
         prompts: all prompts of the run, including the held-out ones.
         is_local: encode in this process instead of a Ray actor.
-        say: called with each line of progress.
 
     Raises:
         ModelError: the encoders cannot be loaded or the folder cannot be written.

@@ -1,11 +1,12 @@
 """Checks a run's inputs before anything starts: model folder, trackers, prompt files, scorers, GPUs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deploy.monitor.trackers import check_trackers
-from flow.models.folder import read_index, require_revisions
-from flow.models.made_for import distilled_by, native_side, require_sizes
+from flow.models.completed import require_revisions
+from flow.models.located import Located, locate
 from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
@@ -15,27 +16,42 @@ from protocol.prompts import as_table, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
 
-def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, trackers, prompt files and scorers; return train and held-out prompts.
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is given, checked."""
+
+    prompts: list[Prompt]
+    """To train on."""
+    heldout: list[Prompt]
+    model: Located
+
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """The prompts to train on, then the held-out ones."""
+        return [*self.prompts, *self.heldout]
+
+
+def check_inputs(config: RunConfig, *, is_local: bool) -> Inputs:
+    """Check model folder, trackers, prompt files and scorers.
 
     With `is_local`, this process scores even if the config names a cluster.
 
     Raises:
         InputError: one of them cannot be used.
     """
-    prompts, heldout = read_inputs(config)
-    for problem in reward_problems(config, [*prompts, *heldout], is_local=is_local):
+    inputs = read_inputs(config)
+    for problem in reward_problems(config, inputs.all_prompts, is_local=is_local):
         raise problem
-    return prompts, heldout
+    return inputs
 
 
-def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
-    """Check model folder, sizes of images, trackers, own functions and prompt files; return train and held-out prompts.
+def read_inputs(config: RunConfig) -> Inputs:
+    """Check model folder, sizes of images, trackers, own functions and prompt files.
 
     Raises:
         InputError: one of them cannot be used.
     """
-    _check_model(config)
+    model = _checked_model(config)
     check_trackers(config.status.trackers)
     if config.own_functions:
         from learner.credit.rules import require_rule
@@ -43,7 +59,7 @@ def read_inputs(config: RunConfig) -> tuple[list[Prompt], list[Prompt]]:
 
         require_rule(config.credit)
         require_objective(config.learner)
-    return read_prompts(config.data, config.data.train), _heldout(config)
+    return Inputs(read_prompts(config.data, config.data.train), _heldout(config), model)
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
@@ -54,7 +70,7 @@ def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
     Raises:
         InputError: one of them cannot be used.
     """
-    _check_model(config)
+    _checked_model(config)
     heldout = _heldout(config)
     for problem in reward_problems(config, heldout, is_local=is_local):
         raise problem
@@ -67,14 +83,14 @@ def _heldout(config: RunConfig) -> list[Prompt]:
     return heldout
 
 
-def _check_model(config: RunConfig) -> None:
+def _checked_model(config: RunConfig) -> Located:
     """Check a model without loading it; on a given cluster, the actors check the packages of their nodes."""
-    read_index(config.model)
+    located = locate(config.model)
     require_revisions(config.model)
-    require_sizes(config)
+    located.require_sizes(config)
     from flow.models.load import require_loadable
 
-    require_loadable(config.model)
+    require_loadable(located)
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer
 
@@ -83,6 +99,7 @@ def _check_model(config: RunConfig) -> None:
         from flow.compiled import require_backend
 
         require_backend(config.model.compile, "cuda" if config.cluster.learner.gpus else "cpu")
+    return located
 
 
 def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool) -> Iterator[InputError]:
@@ -91,12 +108,7 @@ def reward_problems(config: RunConfig, prompts: Sequence[Prompt], *, is_local: b
     The nodes of a given cluster are checked by `actors.rewards.readiness`.
 
     Args:
-        config: config of the run.
-        prompts: train and held-out prompts.
         is_local: whether this process scores even if the config names a cluster.
-
-    Yields:
-        An error for each reward that cannot score.
     """
     for reward in config.rewards.values():
         if reward.runtime_env:
@@ -125,13 +137,8 @@ def _require_component(config: RunConfig) -> None:
         raise ConfigError(f"evaluation.component must be one of {known}, got {config.evaluation.component!r}")
 
 
-def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Prompt]) -> Iterator[tuple[str, str]]:
+def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """Find settings that do not stop a run, but may be unintended.
-
-    Args:
-        config: config of the run.
-        prompts: prompts to train on.
-        heldout: prompts to evaluate on.
 
     Yields:
         The type of a condition that does not hold, and its message.
@@ -141,26 +148,26 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
     """
     from flow.models.text import overlong
 
-    if both := overlap(prompts, heldout):
+    if both := overlap(inputs.prompts, inputs.heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
-    for name, each in (("data.train", prompts), ("data.heldout", heldout)):
+    for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
         if table := as_table(each):
             yield "PromptsPlain", f"{name} looks like a table, and {table}: keep its column of prompts"
     model = config.model
-    negative = [prompt.negative for prompt in (*prompts, *heldout) if prompt.negative.strip()]
+    negative = [prompt.negative for prompt in inputs.all_prompts if prompt.negative.strip()]
     if negative and model.guidance <= 1:
         yield (
             "NegativePrompts",
             f"{len(negative)} negative prompts, such as {shown(negative[0])}, do nothing at model.guidance"
             f" {model.guidance:g}: raise it above 1, or leave them out",
         )
-    if sign := distilled_by(model):
+    if sign := inputs.model.sign_of_distillation:
         yield (
             "BaseModel",
             f"the model was distilled to few steps ({sign}), and training blurs its images: train its base model, and"
             " distil that afterwards",
         )
-    side = native_side(model)
+    side = inputs.model.side
     is_small = model.height is not None and model.width is not None and min(model.height, model.width) < side
     if is_small and min(config.evaluation.size or (0, 0)) < side:
         yield (
@@ -169,7 +176,7 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
             f" size the adapter may make grids: evaluate with evaluation.height={side} evaluation.width={side}, or"
             " raise model.height and model.width",
         )
-    limit, longer = overlong(config.model, [prompt.text for prompt in (*prompts, *heldout)])
+    limit, longer = overlong(inputs.model, [prompt.text for prompt in inputs.all_prompts])
     if longer:
         yield (
             "PromptsFit",
@@ -217,10 +224,6 @@ def environment_problems(config: RunConfig) -> Iterator[InputError]:
 
 def require_environment(tree: Mapping[str, Any], what: str) -> None:
     """Check that Ray takes a runtime environment.
-
-    Args:
-        tree: the environment, as a user gave it.
-        what: names it in the error.
 
     Raises:
         ConfigError: it does not.

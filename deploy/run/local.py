@@ -56,7 +56,6 @@ class LocalFleet(Mixture):
     def __init__(self, config: RunConfig, sink: StatusSink | None = None, *, has_learner: bool = True) -> None:
         """
         Args:
-            config: of the run.
             sink: receives conditions about missing scores; None counts none.
             has_learner: False for a fleet that only evaluates.
         """
@@ -83,7 +82,6 @@ class LocalFleet(Mixture):
         }
 
     async def restart_learner(self) -> None:
-        """Replace the learner by one in the state of iteration 0."""
         role = self._config.cluster.learner
         self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
 
@@ -102,12 +100,10 @@ class LocalFleet(Mixture):
         return 1
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
-        """Generate images with the ODE."""
         receipt, images = await self._run("rollout", lambda: self._rollout.generate(request))
         return receipt, ImagesHandle(images)
 
     async def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0, before anything is published."""
         return await self._run("rollout", self._rollout.first_adapter)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
@@ -138,7 +134,6 @@ class LocalFleet(Mixture):
         )
 
     async def adapter(self) -> Adapter:
-        """Copy the current adapter."""
         return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
@@ -150,7 +145,6 @@ class LocalFleet(Mixture):
         return await self._run("learner", lambda: self._learner.state())
 
     async def restore(self, state: LearnerState) -> None:
-        """Resume from a saved state."""
         self._learner.restore(state)
 
     async def publish(self, adapter: Adapter) -> None:
@@ -168,7 +162,6 @@ class LocalFleet(Mixture):
         ]
 
     def actors(self) -> list[ActorStatus]:
-        """Describe one actor of each kind, all in this process."""
         version, digest = self._held or (None, None)
         return [
             ActorStatus(

@@ -13,17 +13,18 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
+from deploy.monitor.summary import change_words
 from deploy.run.encode import encode_ahead
-from deploy.run.inputs import check_inputs, concerns, local_concerns
+from deploy.run.inputs import Inputs, check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from deploy.run.warm.workers import warm_python
-from flow.models.folder import completed
+from flow.models.completed import completed
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
-from protocol.files import ADAPTER_FILE, by_iteration
-from protocol.messages import LearnerState, Prompt
+from protocol.ground.files import ADAPTER_FILE, by_iteration
+from protocol.messages import LearnerState
 from protocol.ports import Fleet
 
 log = logging.getLogger(__name__)
@@ -38,19 +39,13 @@ class PreparedRun:
     run: RunFolder
     named: Path
     """The run folder as the user named it; `run` has its absolute path."""
-    prompts: Sequence[Prompt]
-    heldout: Sequence[Prompt]
+    inputs: Inputs
     progress: Progress
     concerns: Sequence[tuple[str, str]]
     """See `deploy.run.inputs.concerns`."""
     is_local: bool
     has_page: bool
     stop: StopRequest | None
-
-    @property
-    def all_prompts(self) -> list[Prompt]:
-        """Return train and held-out prompts."""
-        return [*self.prompts, *self.heldout]
 
     def shown(self, path: Path) -> Path:
         """Return a path in the run folder as the user would name it."""
@@ -71,6 +66,8 @@ class Outcome:
     """Held-out score before the first iteration."""
     after: float | None
     """Held-out score of the newest evaluation."""
+    change: str
+    """The 95 % interval of their difference, or that it may be chance; empty if it is not known."""
 
 
 def run_training(
@@ -86,16 +83,8 @@ def run_training(
     """Train in a new run folder, or continue the run of a folder. After an error in the input, no new folder is left.
 
     Args:
-        config: config of the run.
-        folder: the run folder.
         fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a new optimizer.
-        is_local: run in this process instead of on Ray.
-        progress: shows the run on the terminal.
         has_page: serve the run's page on loopback during the run.
-        stop: lets another thread stop the run.
-
-    Returns:
-        The outcome, also of a run that was stopped.
 
     Raises:
         InputError: a mistake that the user can correct.
@@ -105,8 +94,8 @@ def run_training(
     fork = fork and fork.absolute()
     with warm_python(config, is_local=is_local) as python:
         config = completed(config)
-        prompts, heldout = check_inputs(config, is_local=is_local)
-        noticed = [*concerns(config, prompts, heldout), *(local_concerns(config) if is_local else ())]
+        inputs = check_inputs(config, is_local=is_local)
+        noticed = [*concerns(config, inputs), *(local_concerns(config) if is_local else ())]
         is_new = not (folder / CONFIG).exists()
         adapter, origin = adapter_to_fork(fork, config) if fork and is_new else (None, None)
         if fork and not is_new:
@@ -122,8 +111,7 @@ def run_training(
                     python=python,
                     run=run,
                     named=named,
-                    prompts=prompts,
-                    heldout=heldout,
+                    inputs=inputs,
                     progress=progress,
                     concerns=noticed,
                     is_local=is_local,
@@ -153,7 +141,7 @@ def _run(prepared: PreparedRun) -> Outcome:
     if found:
         say(f"continuing from {prepared.shown(found[1])}")
         if changes := run.version_changes(found[1]):
-            message = f"the run may round differently from here on: {', '.join(changes)}"
+            message = f"the run may compute differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
             say(f"{start} iterations are done, as iterations={config.iterations} demands: raise it to continue")
@@ -174,7 +162,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
             from actors.rewards.readiness import require_ready_on_ray
 
             await require_ready_on_ray(config)
-        await encode_ahead(config, prepared.all_prompts, is_local=prepared.is_local, say=progress.say)
+        await encode_ahead(config, prepared.inputs.all_prompts, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
             async with Observed(run, fleet, journal, stop) as observed:
@@ -183,20 +171,20 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
                 await unless_stopped(stop, fleet.start())
                 if stop.is_set():
                     return
-                await fleet.check(prepared.all_prompts)
+                await fleet.check(prepared.inputs.all_prompts)
                 start = resume_from.iteration if resume_from else 0
                 observed.reporter.begin(start)
                 gc.freeze()  # these objects live until the end; without it, collections would delay the loop
-                with progress.bar(start, config.iterations, has_gains=config.credit.rule != "uniform"):
+                with progress.bar(start, config.iterations, has_step_rewards=config.credit.rule != "uniform"):
                     await supervise(
                         config,
                         run=run,
                         fleet=fleet,
                         journal=journal,
-                        prompts=prepared.prompts,
-                        heldout=prepared.heldout,
+                        prompts=prepared.inputs.prompts,
+                        heldout=prepared.inputs.heldout,
                         stop=stop,
-                        rest=observed.control.rest,
+                        between=observed.control.between,
                         observer=observed,
                         resume_from=resume_from,
                     )
@@ -231,7 +219,15 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
         image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
+        change=_change(run, last),
     )
+
+
+def _change(run: RunFolder, last: int) -> str:
+    lines = (line for line in reversed(run.lines()) if line["iteration"] == last and "evaluation/score" in line)
+    line = next(lines, {})
+    low, high = (line.get(f"heldout_change/{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else change_words(low, high)
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:
@@ -242,7 +238,7 @@ def _before_after(run: RunFolder, last: int) -> Path | None:
         return None
     try:
         with run.writing():
-            return write_before_after(run.gallery, first=0, last=last)
+            return write_before_after(run.gallery, first=0, last=last, diversity=run.config.diversity_reading)
     except ValueError as error:
         log.warning("the images before and after are not drawn: %s", error)
         return None

@@ -61,7 +61,7 @@ class StopRequest:
         self._count = 0
         self._handler: Callable[[], object] | None = None
 
-    def ask(self) -> None:
+    def send(self) -> None:
         """Ask the run to stop; a run that has not begun receives the request when it begins."""
         with self._lock:
             self._count += 1
@@ -89,13 +89,8 @@ def stop_on_signal(
     """Yield an event that the first signal sets; the task that enters this context is the one to stop.
 
     Args:
-        say: shows a line on the terminal.
         within_s: seconds from the event, whoever sets it, until the task is cancelled; the context then ends without an
             exception.
-        request: each of its requests counts as a signal.
-
-    Yields:
-        The event.
 
     Raises:
         CancelledError: there was a second signal.

@@ -15,7 +15,7 @@ from deploy.folder.read import evaluation_means
 from deploy.folder.run_folder import RunFolder
 from learner.loop.groups import Observer
 from learner.loop.hacking import Measured
-from learner.loop.loop import Journal, Rest, no_rest, train
+from learner.loop.loop import BetweenIterations, Journal, no_pause, train
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
@@ -35,23 +35,17 @@ async def supervise(
     prompts: Sequence[Prompt],
     heldout: Sequence[Prompt],
     stop: asyncio.Event,
-    rest: Rest = no_rest,
+    between: BetweenIterations = no_pause,
     observer: Observer | None = None,
     resume_from: LearnerState | None,
 ) -> None:
     """Train to the end, or until `stop` is set.
 
     Args:
-        config: config of the run.
-        run: the run folder, for checkpoints and metric lines.
         fleet: the run's actors; the learner is restarted if it fails.
         journal: receives failures, and everything that the loop reports.
-        prompts: prompts to train on.
-        heldout: prompts to evaluate on.
         stop: event that ends the run after the update in progress.
-        rest: awaited between two iterations; it may pause the loop.
-        observer: receives the groups in flight.
-        resume_from: state of the checkpoint to resume from; None for a new run.
+        between: awaited between two iterations; it may pause the loop.
 
     Raises:
         LearnerFailedError: `FAILURES_PER_ITERATION` learners failed in one iteration.
@@ -80,7 +74,7 @@ async def supervise(
                 ports=fleet.ports,
                 journal=journal,
                 stop=stop,
-                rest=rest,
+                between=between,
                 observer=observer,
                 resume_from=resume_from,
                 is_evaluated=done in means,

@@ -16,11 +16,7 @@ def leave(computations: Iterable[Future[Any]]) -> None:
 
 
 def end_process_if_left(code: int) -> None:
-    """End this process at once if a computation that was left goes on; otherwise return.
-
-    Args:
-        code: exit code of the process.
-    """
+    """End this process at once if a computation that was left goes on; otherwise return."""
     if all(computation.done() for computation in _left):
         return
     for stream in (sys.stdout, sys.stderr):

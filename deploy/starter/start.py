@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from protocol.errors import InputError, reason_of
-from protocol.files import write_whole
+from protocol.ground.files import write_whole
 
 HERE = Path(__file__).parent
 FILES = {"run.yaml": "run.yaml", "scorer.txt": "scorer.py", "train.txt": "train.txt", "heldout.txt": "heldout.txt"}
@@ -32,9 +32,6 @@ def write_starter(folder: Path, *, has_credit: bool = False) -> list[Path]:
     Args:
         folder: folder to make; if it exists, its other files stay.
         has_credit: whether a credit rule is among them.
-
-    Returns:
-        The paths written.
 
     Raises:
         InputError: one of the files exists, or the folder cannot be written to; nothing is written then.

@@ -57,12 +57,7 @@ def balance_lines(config: RunConfig, counts: Evaluations, *, tflops: float | Non
     """Describe which side waits.
 
     Args:
-        config: config of the run.
-        counts: counts of one iteration.
         tflops: measured rate of one GPU, also for the VAE, in 10^12 operations per second; adds seconds and GPU-hours.
-
-    Yields:
-        Lines of text.
     """
     now, cluster = balance_of(config, counts), config.cluster
     parts = ", ".join(f"the {side} wait {share:.0%} of the time" for side, share in now.waits().items())

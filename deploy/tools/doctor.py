@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deploy.folder.fingerprint import library_versions
-from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF
 from protocol.config.cluster import ClusterConfig, cluster_address
 from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
-from protocol.files import found_of
+from protocol.ground.addresses import BOARD_VARIABLE, EMBEDDED, OFF
+from protocol.ground.files import found_of
 from protocol.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -198,17 +198,17 @@ def preset_can_run(question: Question) -> Iterator[Finding]:
         yield Finding("ok", "preset", "none given: `flowcredit doctor PRESET` also checks its model and rewards")
         return
     from deploy.run.inputs import read_inputs, reward_problems
-    from flow.models.folder import completed
+    from flow.models.completed import completed
 
     try:
         config = completed(question.config)
-        prompts, heldout = read_inputs(config)
+        inputs = read_inputs(config)
     except InputError as error:
         yield Finding("bad", "preset", str(error), "see this line")
         return
     yield Finding("ok", "model", config.model.path)
-    yield Finding("ok", "prompts", f"{len(prompts)} to train on, {len(heldout)} held out")
-    problem = next(reward_problems(config, [*prompts, *heldout], is_local=False), None)
+    yield Finding("ok", "prompts", f"{len(inputs.prompts)} to train on, {len(inputs.heldout)} held out")
+    problem = next(reward_problems(config, inputs.all_prompts, is_local=False), None)
     if problem:
         yield Finding("bad", "rewards", str(problem), "see this line")
     else:
@@ -219,12 +219,13 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
     """Report settings that may be unintended, such as held-out prompts that are trained on, or prompts that are cut."""
     if question.config is None:
         return
-    from deploy.run.inputs import concerns
+    from deploy.run.inputs import Inputs, concerns
+    from flow.models.located import locate
 
     data = question.config.data
     try:
         train, heldout = (read_prompts(data, path) for path in (data.train, data.heldout))
-        found = list(concerns(question.config, train, heldout))
+        found = list(concerns(question.config, Inputs(train, heldout, locate(question.config.model))))
     except InputError:
         return  # `preset_can_run` says it
     for _, message in found:
@@ -242,7 +243,7 @@ def gpu_memory(question: Question) -> Iterator[Finding]:
     from deploy.tools.measure import measure
     from deploy.tools.memory import fit_problems
     from deploy.tools.scoring import measured_lines
-    from flow.models.folder import completed_for_estimate
+    from flow.models.completed import completed_for_estimate
 
     try:
         config = completed_for_estimate(question.config)[0]

@@ -18,8 +18,8 @@ from deploy.tools.fake_memory import CostMeter, stored
 from flow.fused import keep_as_on_gpu
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import KEPT_PROMPTS
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone, hollow_encoders
+from flow.models.located import adapter_config
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import dtype_of
 from flow.policy import FlowPolicy, policy_of
@@ -314,7 +314,7 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
     strides = policy.strides(explored)
     for k in explored:
         rows = math.ceil(config.group.shard / strides.get(k, 1))
-        yield rows, rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
+        yield rows, rows if config.is_forward else math.ceil(rows / policy.rows_per_state(k, explored, rows))
 
 
 def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:

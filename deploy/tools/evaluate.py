@@ -14,17 +14,17 @@ from rich.progress import Progress
 
 from deploy.folder.gallery import write_grid
 from deploy.folder.heldout import HeldoutScores, heldout_of
+from deploy.folder.paired import Difference, paired_difference
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
-from deploy.report.paired import Difference, paired_difference
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
 from flow.maths.hybrid import first_steps
-from flow.models.folder import completed
+from flow.models.completed import completed
 from learner.loop.evaluate import Evaluation, evaluate
 from learner.update.ema import without
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
-from protocol.files import write_whole, writing
+from protocol.ground.files import write_whole, writing
 from protocol.messages import Adapter, Prompt
 
 BASE, ADAPTER = "base", "adapter"
@@ -99,11 +99,9 @@ async def assess(
         run: the run folder; None evaluates only the base model.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
-        has_base: evaluate the base model too.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
             (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
-        is_local: evaluate in this process instead of on Ray; the results are the same.
 
     Returns:
         One result, or the base model's and the adapter's.
@@ -210,14 +208,6 @@ def require_out(out: Path) -> None:
 
 def write_results(results: Sequence[Assessed], out: Path, features: str | None = None) -> tuple[Path, Path]:
     """Write `evaluation.json` and `grid.png`, which shows images of base and adapter side by side.
-
-    Args:
-        results: the results of `assess`.
-        out: an existing folder.
-        features: see `document`.
-
-    Returns:
-        Both paths.
 
     Raises:
         RunFolderError: a file cannot be written.

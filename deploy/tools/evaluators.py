@@ -42,10 +42,6 @@ async def evaluators(
     Args:
         config: config with sections `model`, `rewards` and `cluster`.
         heldout: the prompts; the scorers check them, and with an embedding cache they are encoded in advance.
-        is_local: evaluate in this process instead of on Ray.
-
-    Yields:
-        The actors, ready.
 
     Raises:
         InputError: there is no such cluster, a scorer is not ready there, or a prompt cannot be scored.

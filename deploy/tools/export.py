@@ -8,12 +8,11 @@ from safetensors import SafetensorError, safe_open
 
 from deploy.folder.read import average_of, checkpoint_of, config_of
 from flow.adapter.lora_file import write_scaled_lora
-from flow.models.families import Family
-from flow.models.folder import find_model
+from flow.models.located import Located, locate
 from flow.models.parts import pipeline_of, read_part, read_text_parts
 from flow.models.reading import quiet_libraries
 from protocol.errors import RunFolderError
-from protocol.files import AVERAGE, share, text_of, whole, writing
+from protocol.ground.files import AVERAGE, share, text_of, whole, writing
 
 LORA_SUFFIX = ".safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -29,14 +28,10 @@ def export_lora(
     apply the LoRA too weakly or too strongly, without a word. This file has the right strength there too.
 
     Args:
-        run: the run folder.
         file: file to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
         dtype: dtype of the written tensors; None takes float32.
         is_average: take the running mean of the adapter instead.
-
-    Returns:
-        `file`.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, or `file` exists or cannot be written.
@@ -56,14 +51,10 @@ def export_model(
     """Write the model of `run` with its adapter merged to `folder`, which appears whole or not at all.
 
     Args:
-        run: the run folder.
         folder: folder to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
         dtype: dtype of the written weights; None takes that of the model's transformer on disk.
         is_average: merge the running mean of the adapter instead.
-
-    Returns:
-        `folder`.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, `folder` exists or cannot be written, or one of the two
@@ -77,9 +68,9 @@ def export_model(
     if is_average:
         average_of(state, run)
         checkpoint /= AVERAGE
-    index, model = find_model(config_of(run).model)
+    located = locate(config_of(run).model, is_whole=True)
     with quiet_libraries():
-        pipeline = _load(model, index.family, dtype or _stored_dtype(model / "transformer"))
+        pipeline = _load(located, dtype or _stored_dtype(located.folder / "transformer"))
         pipeline.load_lora_weights(checkpoint)
         pipeline.fuse_lora()
         pipeline.unload_lora_weights()
@@ -100,12 +91,12 @@ def _require_utf8(path: Path) -> None:
         raise RunFolderError(f"{shown} must be a UTF-8 path, since diffusers takes no other: rename it")
 
 
-def _load(model: Path, family: Family, dtype: str) -> Any:
+def _load(located: Located, dtype: str) -> Any:
     import torch
 
     kind = getattr(torch, dtype)
-    parts = {part: read_part(model, part, dtype=kind) for part in ("transformer", "vae")}
-    return pipeline_of(family, model, **parts, **read_text_parts(family, model, dtype=kind))
+    parts = {part: read_part(located, part, dtype=kind) for part in ("transformer", "vae")}
+    return pipeline_of(located, **parts, **read_text_parts(located, dtype=kind))
 
 
 def _save(pipeline: Any, folder: Path) -> None:

@@ -13,10 +13,10 @@ from rich.progress import track
 
 from deploy.folder.gallery import png_of_grid
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, one_line
-from protocol.files import text_of, writing
+from protocol.ground.files import text_of, writing
 from protocol.messages import GenerateRequest, Prompt
 from protocol.prompts import read_prompts
 from rewards.images import encoded
@@ -55,24 +55,17 @@ def generate_images(
     Numbers begin after the existing images, so nothing is overwritten. A PNG's text chunks hold these arguments.
 
     Args:
-        run: the run folder.
         prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
-        out: folder for the images.
-        count: number of images of each prompt.
         seed: seed of the initial noise.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
         size: height and width in pixels; None takes those of the run's evaluation.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
-        is_base: generate without the adapter.
         is_average: use the running mean of the adapter.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
             (`flow.maths.hybrid`).
         has_grid: write one `grid_NNN.png` with all images instead.
         device: torch's name of the device; None takes a GPU if there is one.
-
-    Yields:
-        The path of each image, prompt by prompt, or the path of the grid.
 
     Raises:
         RunFolderError: there is no such run or checkpoint, or `out` cannot be written.
@@ -81,7 +74,7 @@ def generate_images(
     """
     from flow.device import best_device
     from flow.maths.hybrid import first_steps
-    from flow.models.made_for import require_size
+    from flow.models.located import locate
     from flow.policy import build_policy
     from flow.rollout import generate
 
@@ -96,7 +89,7 @@ def generate_images(
     steps = steps or config.evaluation.steps
     first = first_steps(adapter_share, steps)
     if size:
-        require_size(config.model, *size, names=("--height", "--width"))
+        locate(config.model).sizes.require(*size, names=("--height", "--width"))
     state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:

@@ -15,8 +15,8 @@ import torch
 from deploy.tools.estimate import Evaluations, pass_of
 from deploy.tools.fake_memory import CostMeter
 from flow.device import best_device, computing
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.located import adapter_config
 from protocol.config.cluster import RoleConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
@@ -70,7 +70,6 @@ class Speed:
     """Rate of forwards for `--tflops`: 10^12 operations per second, as the estimate counts them."""
 
     def lines(self) -> Iterator[str]:
-        """Yield the rates as lines of text."""
         yield f"{self.device}: {self.tflops:.3g} TFLOP/s in forwards of {self.rows} rows{self.cut}"
         yield (
             f"{self.forwards:.3g} forwards, {self.gradients:.3g} gradients and {self.images:.3g} decoded images per"
@@ -84,9 +83,6 @@ def measure(config: RunConfig, counts: Evaluations) -> Speed:
     Args:
         config: config of the run; a CPU uses as many threads as a rollout actor.
         counts: counts of the whole model, from `deploy.tools.estimate`.
-
-    Returns:
-        The rates.
 
     Raises:
         InputError: the model's config files cannot be read, or the device has too little memory.

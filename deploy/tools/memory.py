@@ -57,7 +57,6 @@ class RoleMemory:
     """Part that is not counted."""
 
     def line(self) -> str:
-        """Return the memory as a line of text."""
         parts = self.gpu or {part: size for part, size in self.host.items() if part != "process"}
         name, size = max(parts.items(), key=lambda part: part[1])
         gpu = f"GPU {_size(sum(self.gpu.values()))}, " if self.gpu else ""
@@ -73,10 +72,6 @@ class RoleMemory:
 
 def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     """Add the memory that each process takes besides its model to an estimate.
-
-    Args:
-        config: config of the run.
-        found: estimate of the same config.
 
     Returns:
         A rollout actor, a learner worker, an actor of each reward without its scorer's weights, the driver, and the
@@ -117,8 +112,6 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
     """Compare the GPU memory of the roles with that of a card, or of this machine's GPUs if the run uses them.
 
     Args:
-        config: config of the run.
-        found: estimate of the same config.
         card: name of the card of every GPU of the run; None compares with this machine.
 
     Yields:

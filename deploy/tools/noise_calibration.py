@@ -23,7 +23,7 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.config.sampling import TOO_LOUD
 from protocol.errors import ConfigError, ContractError
-from protocol.files import require_folder_of
+from protocol.ground.files import require_folder_of
 from protocol.messages import Prompt, ScoredGroup, ScoredShard, ShardRequest
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ def calibrate(
     Args:
         levels: first levels, one per step; they stay above 0.
         measure: returns the gains at given levels, [trajectories, steps].
-        report: called with a line of text for each round.
-        rounds: most rounds.
         highest: largest level that the kernel accepts.
-
-    Returns:
-        The calibrated levels, one per step.
     """
     current = np.array(levels, float)
     direction, flips = np.zeros(len(current)), np.zeros(len(current), int)
@@ -106,13 +101,6 @@ def calibrated_config(
 
     Args:
         config: config of the run; the calibration begins with its noise levels.
-        prompts: the training prompts.
-        report: called with a line of text for each round.
-        rounds: most rounds.
-        prompts_per_round: number of prompts, each with one group per round.
-
-    Returns:
-        The same config with `sampling.noise_levels`.
 
     Raises:
         ConfigError: the credit rule does not score all points, or a window is set.

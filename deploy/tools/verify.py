@@ -55,12 +55,7 @@ def ledger_faults(lines: list[dict[str, Any]], per_iteration: int, *, newest: in
     """List the faults of the ledger: it must hold each iteration once, in order, with its own groups.
 
     Args:
-        lines: the lines of metrics.
-        per_iteration: groups of an iteration.
         newest: iteration of the newest checkpoint, up to which no line may be lacking.
-
-    Returns:
-        One text for each fault.
     """
     faults = []
     expected = 1

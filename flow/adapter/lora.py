@@ -32,11 +32,6 @@ class Lora:
         adapter = lora.export(version=0)      # in the learner
         lora.load(adapter)                    # in a rollout actor
 
-    Args:
-        transformer: receives the adapter's modules.
-        config: rank, alpha and targets.
-        seed: seed of the matrices A.
-
     Raises:
         ModelError: a target names no module of the transformer.
     """
@@ -45,6 +40,7 @@ class Lora:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject(config, transformer)
+        self.config = config
         self._layers = _layers(transformer)
         self.parameters: dict[str, nn.Parameter] = {
             _saved(name): parameter for name, parameter in transformer.named_parameters() if "lora_" in name
@@ -173,8 +169,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
     """Put an adapter's modules into a transformer.
 
     Args:
-        config: rank, alpha and targets; `flow.models.folder.adapter_config` fills them in.
-        transformer: receives them.
+        config: rank, alpha and targets; `flow.models.located.Located.lora` fills them in.
         low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
 
     Raises:
@@ -227,8 +222,6 @@ class Branch:
 
         Args:
             module: peft's layer, which holds A, B and scaling.
-            active_adapter: the adapter's name.
-            x: the layer's input.
             result: what the frozen layer made of it; without gradients its memory is used again.
 
         Returns:

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError, ContractError, ModelError, one_line
-from protocol.files import ADAPTER_FILE, share, write_whole
+from protocol.ground.files import ADAPTER_FILE, share, write_whole
+from protocol.ground.resources import resolve
 from protocol.messages import Adapter, digest_of
-from protocol.resources import resolve
 
 PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 """Files of `PeftModel.save_pretrained`, and the prefix of its tensors' names."""
@@ -34,14 +34,6 @@ def write_lora(folder: Path, adapter: Adapter, config: LoraConfig) -> Path:
 
     The header has only this one entry: safetensors writes several entries in no fixed order, and equal adapters must
     give equal files.
-
-    Args:
-        folder: an existing folder.
-        adapter: the tensors by diffusers' names.
-        config: rank, alpha and targets of the adapter.
-
-    Returns:
-        The file's path.
 
     Raises:
         ContractError: the config has no rank or no alpha.
@@ -61,8 +53,6 @@ def write_scaled_lora(path: Path, adapter: Adapter, config: LoraConfig, *, dtype
 
     Args:
         path: the file, which appears whole or not at all.
-        adapter: the tensors by diffusers' names.
-        config: rank, alpha and targets of the adapter.
         dtype: torch's name of the dtype of the written tensors.
 
     Raises:

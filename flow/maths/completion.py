@@ -55,7 +55,6 @@ def granular_grid(sigmas: Float[Tensor, " points"], *, k: int, granularity: int)
     Args:
         sigmas: the trajectory's schedule [T+1].
         k: the point, 0 < k < T.
-        granularity: steps of the schedule in one step.
 
     Returns:
         Sigmas [substeps + 1], falling from `sigmas[k]` to 0.
@@ -87,7 +86,6 @@ def complete(
     `adams`, and 2 (J - 1) with `heun`. Rows that have reached sigma 0 cost no further forward.
 
     Args:
-        latents: states at the points [B, ...].
         first_velocity: the policy's velocity at (latents, grid[:, 0]) with the same guidance [B, ...].
         grid: sigmas of each row, falling to 0 and padded with 0 [B, substeps + 1].
         velocity: evaluated on all rows whose sigma is above 0; `FlowPolicy` splits them by `model.forward_batch`.

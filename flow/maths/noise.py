@@ -35,8 +35,6 @@ def trajectory_noise(
     """Return the noise of one denoising step for some members of a group.
 
     Args:
-        seed: the run's seed.
-        iteration: the iteration that the group belongs to.
         group: the group's index in its iteration.
         members: indices of the members in the group; `[SHARED]` for noise that all members share.
         step: denoising step k; `INITIAL` for the initial noise.
@@ -54,7 +52,6 @@ def forward_noise(
     """Return the noise that takes clean latents to the noise level of a step, independent of their rollout's.
 
     Args:
-        seed: the run's seed.
         iteration: the iteration that the group belongs to.
         group: the group's index in its iteration.
         members: indices of the members in the group.

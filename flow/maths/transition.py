@@ -105,7 +105,6 @@ def flow_sde(start: Start, *, sigma_first: float, noise_level: float) -> Transit
     mean = x - h [v + g^2 / (2t) x1],  std = g sqrt(h),  g^2 = a^2 t / (1 - t~)
 
     Args:
-        start: states, velocities and sigmas.
         sigma_first: sigma_1 of the schedule; it replaces t in 1 - t where t is 1.
         noise_level: a, above 0.
 
@@ -122,7 +121,6 @@ def dance_sde(start: Start, *, noise_level: float) -> Transition:
     mean = x - h [v + eta^2 / (2t) x1],  std = eta sqrt(h)
 
     Args:
-        start: states, velocities and sigmas.
         noise_level: eta, above 0. A separate eta for every step gives the SDE of DenseGRPO (arXiv 2601.20218).
 
     Returns:
@@ -137,7 +135,6 @@ def ddim_sde(start: Start, *, sigma_first: float, noise_level: float) -> Transit
     mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = eta t' sqrt(1 - t~)
 
     Args:
-        start: states, velocities and sigmas.
         sigma_first: sigma_1 of the schedule; it replaces t where t is 1. 1.0 gives the literal formula, with std 0.
         noise_level: eta in (0, 1], so that std <= t'.
 
@@ -154,7 +151,6 @@ def cps(start: Start, *, noise_level: float, log_prob_form: LogProbForm = "gauss
     mean = (1 - t') x0 + sqrt(t'^2 - std^2) x1,  std = t' sin(a pi / 2)
 
     Args:
-        start: states, velocities and sigmas.
         noise_level: a in (0, 1]; 1 replaces all of the old noise.
         log_prob_form: form of the transition's log-prob.
 

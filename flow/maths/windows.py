@@ -35,10 +35,8 @@ def window_steps(
       members of the shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
     Args:
-        window: the rule and its numbers.
         candidates: eligible steps in ascending order: their std is large enough, and the last step is not among them.
         total: T.
-        seed: the run's seed.
         iteration: the iteration, from 0.
         group: the group's index in its iteration, from 0.
         shard: the shard's index in its group, from 0.
@@ -63,7 +61,6 @@ def window_lengths(window: WindowConfig, *, candidates: Sequence[int], total: in
     """Return the numbers of stochastic steps that the windows of a run's shards can have.
 
     Args:
-        window: the rule and its numbers.
         candidates: eligible steps in ascending order.
         total: T.
 
@@ -81,7 +78,6 @@ def window_union(window: WindowConfig, *, candidates: Sequence[int], total: int)
     """Return the steps that are stochastic in some shard of a run that is long enough.
 
     Args:
-        window: the rule and its numbers.
         candidates: eligible steps in ascending order.
         total: T.
 
@@ -101,7 +97,6 @@ def window_period(window: WindowConfig, *, candidates: Sequence[int], total: int
     """Count the groups of an iteration after which `spread` windows repeat; 1 for the other rules.
 
     Args:
-        window: the rule and its numbers.
         candidates: eligible steps in ascending order.
         total: T.
 
@@ -115,7 +110,6 @@ def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total:
     """Refuse a window that may hold no stochastic step.
 
     Args:
-        window: the rule and its numbers.
         candidates: eligible steps in ascending order.
         total: T.
 

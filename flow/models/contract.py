@@ -90,9 +90,6 @@ class Backbone(Protocol):
             latents: states x [B, C, H, W].
             sigma: noise level of each state, in [0, 1] [B].
             conditioning: embeddings with one row for each state.
-
-        Returns:
-            The velocity, float32 [B, C, H, W].
         """
         ...
 
@@ -115,11 +112,7 @@ class Backbone(Protocol):
         """Decode clean latents to images, with the rounding of the family's pipeline.
 
         Args:
-            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points, which a tiny decoder may decode.
-
-        Returns:
-            The images, uint8 [B, height, width, 3].
 
         Raises:
             NonFiniteError: the latents are not finite, or the decoder overflows in float32 too.

@@ -20,10 +20,9 @@ from flow.device import versions_of
 from flow.models.contract import Conditioning
 from flow.models.families import Family
 from flow.models.text import TextEncoders
-from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
-from protocol.files import sha256_of, share, whole
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of, share, whole
+from protocol.ground.resources import resolve
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,8 @@ KEPT_PROMPTS = 256
 class Embeddings:
     """Embeddings of any prompt. With a cache folder the encoders are freed after each encoding."""
 
-    def __init__(self, encoders: TextEncoders, config: ModelConfig) -> None:
+    def __init__(self, encoders: TextEncoders) -> None:
+        config = encoders.located.model
         self._encoders = encoders
         self._config = config
         self._folder = resolve(config.embedding_cache) if config.embedding_cache else None
@@ -84,7 +84,7 @@ class Embeddings:
         facts = {
             "text": text,
             "tokens": "its own, without padding",
-            "encoders": identity_of(self._encoders.family, self._encoders.folder),
+            "encoders": identity_of(self._encoders.located.family, self._encoders.located.folder),
             "max_sequence_length": self._config.max_sequence_length,
             "dtype": self._config.dtype,
             "device": self._encoders.device.type,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -11,9 +10,8 @@ from torch import nn
 from flow.adapter.lora import inject
 from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
-from flow.models.folder import find_configs, find_tiny_decoder, read_settings
-from flow.models.hub import INDEX
 from flow.models.load import backbone_class
+from flow.models.located import Located, locate
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.quantized.transformer import quantized
@@ -35,24 +33,21 @@ def hollow_backbone(
 
     Args:
         model: the model; for a hub id, only config files are downloaded.
-        device: torch device of the weights.
         within: context that is entered while the weights are made; under FakeTensorMode they take no memory.
         most_layers: the limit of the transformer's layers of each kind; None makes all.
-
-    Returns:
-        The backbone, not compiled.
 
     Raises:
         ModelError: the model does not exist, or a part's config cannot be read.
     """
-    index, folder = find_configs(model)
+    located = locate(model)
+    folder = located.folder
     model = model.model_copy(update={"compile": None, "attention": "native"})
     parts: dict[str, Any] = {"clip_tokens": clip_tokens(folder)}
     with quiet_libraries():
         import diffusers
 
         for part in ("scheduler", "vae", "transformer"):
-            kind = getattr(diffusers, _class_of(folder, part))
+            kind = getattr(diffusers, _class_of(located, part))
             try:
                 settings = kind.load_config(folder / part, local_files_only=True)
             except (OSError, ValueError) as error:
@@ -62,13 +57,13 @@ def hollow_backbone(
                 settings = {**settings, **held}
             with nullcontext() if part == "scheduler" or within is None else within:
                 parts[part] = kind.from_config(settings)
-        if tiny := find_tiny_decoder(model, folder, is_whole=False):
+        if tiny := located.tiny_decoder(is_whole=False):
             kind: Any = diffusers.AutoencoderTiny
             settings = kind.load_config(tiny, local_files_only=True)
             with within or nullcontext():
                 parts["tiny_decoder"] = kind.from_config(settings)
     with within or nullcontext():
-        return backbone_of_parts(backbone_class(index.family), model, parts, device=device)
+        return backbone_of_parts(backbone_class(located.family), model, parts, device=device)
 
 
 def backbone_of_parts(
@@ -77,13 +72,7 @@ def backbone_of_parts(
     """Make a backbone from existing parts; a prompt's embeddings are random.
 
     Args:
-        kind: the family's backbone class.
-        model: the model's config.
         parts: `transformer`, `vae`, `scheduler` and, where there is one, `tiny_decoder`; `clip_tokens` if not 77.
-        device: torch device that the parts are moved to.
-
-    Returns:
-        The backbone.
     """
     import diffusers
 
@@ -106,12 +95,7 @@ def attach_hollow_adapter(transformer: nn.Module, config: LoraConfig, *, within:
     """Attach a float32 adapter of small random numbers to a transformer.
 
     Args:
-        transformer: the transformer of a hollow backbone.
-        config: rank, alpha and targets.
         within: the context in which the transformer was made, such as FakeTensorMode.
-
-    Returns:
-        How many parameters the adapter has.
 
     Raises:
         ModelError: a target names no module of the transformer.
@@ -133,16 +117,16 @@ def hollow_encoders(model: ModelConfig) -> Iterable[nn.Module]:
     Raises:
         ModelError: the model does not exist, or a config cannot be read.
     """
-    index, folder = find_configs(model)
+    located = locate(model)
     with quiet_libraries():
         import transformers
 
-        for part in index.family.text_parts:
-            if part not in index.parts or not part.startswith("text_encoder"):
+        for part in located.family.text_parts:
+            if part not in located.parts or not part.startswith("text_encoder"):
                 continue
-            kind = getattr(transformers, _class_of(folder, part))
+            kind = getattr(transformers, _class_of(located, part))
             try:
-                settings = kind.config_class.from_pretrained(folder / part, local_files_only=True)
+                settings = kind.config_class.from_pretrained(located.folder / part, local_files_only=True)
             except (OSError, ValueError) as error:
                 raise ModelError(f"the {part} of {model.path} has no readable config: {error}") from error
             yield _converted(kind(settings), "cpu", dtype_of(model))
@@ -161,8 +145,8 @@ def _converted(module: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _class_of(folder: Path, part: str) -> str:
-    return read_settings(folder / INDEX)[part][1]
+def _class_of(located: Located, part: str) -> str:
+    return located.index[part][1]
 
 
 class _RandomEmbeddings:

@@ -1,15 +1,20 @@
-"""Models on the Hugging Face hub: download a repository, or parts of it, into the hub's own cache."""
+"""Models on the Hugging Face hub: download what of a repository is needed into the hub's own cache.
+
+Every function here raises ModelError if a repository is gated, unknown, or neither cached nor reachable.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protocol.errors import ModelError
-from protocol.hub import explained, is_hub_id
-from protocol.resources import SCHEME, resolve
+from protocol.ground.hub import explained, is_hub_id
+from protocol.ground.resources import SCHEME, resolve
 
 INDEX = "model_index.json"
 """Names a pipeline's class and parts, in diffusers' format."""
+CONFIGS = [INDEX, "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
+"""Config files and tokenizers: enough to compute sizes."""
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
 """Files that hold the same weights in other formats or precisions."""
 KNOWN = Path(__file__).parent / "known"
@@ -32,36 +37,20 @@ def is_on_hub(path: str) -> bool:
     return not path.startswith(SCHEME) and is_hub_id(path) and not resolve(path).exists()
 
 
-def index_file(repo: str, revision: str | None) -> Path:
-    """Return the path of the repository's `model_index.json`, downloaded or from the cache.
-
-    Raises:
-        ModelError: the repository is gated, unknown or without such a file, or it is neither cached nor reachable.
-    """
+def index_folder(repo: str, revision: str | None) -> Path:
+    """Return the folder of a repository, with its `model_index.json` at least."""
     from huggingface_hub import hf_hub_download
 
-    with _explained(repo, revision):
-        return Path(hf_hub_download(repo, INDEX, revision=revision))
+    with _model_explained(repo, revision):
+        return Path(hf_hub_download(repo, INDEX, revision=revision)).parent
 
 
 def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
-    """Return a folder with these parts of the repository, downloaded or from the cache.
-
-    Args:
-        repo: the hub id `org/name`.
-        revision: branch, tag or commit; None for the default branch.
-        parts: sub-folders of the repository, such as `transformer`.
-
-    Returns:
-        The folder in the hub's cache.
-
-    Raises:
-        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
-    """
+    """Return the folder of a repository with these parts, such as `transformer`, and their weights."""
     from huggingface_hub import snapshot_download
 
     wanted = [INDEX, *(f"{part}/*" for part in parts)]
-    with _explained(repo, revision):
+    with _model_explained(repo, revision):
         folder = Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
         )
@@ -73,82 +62,42 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
 
 
 def config_folder(repo: str, revision: str | None) -> Path:
-    """Return a folder with the repository's config files and tokenizers but no weights: enough to compute sizes.
-
-    Raises:
-        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
-    """
+    """Return the folder of a repository with its config files and tokenizers."""
     from huggingface_hub import snapshot_download
 
-    with _explained(repo, revision):
-        wanted = [INDEX, "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
+    with _model_explained(repo, revision):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=CONFIGS))
 
 
-def tiny_decoder_folder(path: str, revision: str | None, *, is_whole: bool) -> Path:
-    """Return the folder of an `AutoencoderTiny` on the hub, downloaded or from the cache.
-
-    Args:
-        path: a hub id `org/name`.
-        revision: branch, tag or commit; None for the default branch.
-        is_whole: with its weights; otherwise only its config.
-
-    Returns:
-        The folder in the hub's cache.
-
-    Raises:
-        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
-    """
+def tiny_decoder_folder(repo: str, revision: str | None, *, is_whole: bool) -> Path:
+    """Return the folder of an `AutoencoderTiny` with its config, and with its weights if `is_whole`."""
     from huggingface_hub import snapshot_download
 
     wanted = ["config.json", *(["diffusion_pytorch_model.safetensors"] if is_whole else [])]
     key = "model.tiny_decoder"
-    with explained(
-        f"the tiny decoder {path}{_at(revision)}",
-        path,
-        error=ModelError,
-        key=key,
-        revision_key="model.tiny_decoder_revision",
-        remedy=f"set {key} to a folder",
-    ):
-        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
+    with _explained(f"the tiny decoder {repo}", repo, revision, key, f"set {key} to a folder", f"{key}_revision"):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
-def adapter_folder(path: str, revision: str | None, *, is_whole: bool = True) -> str:
-    """Return the local path of a LoRA: `path` itself, or the downloaded files of a hub id that is not a folder here.
-
-    Args:
-        path: a folder, a file or a hub id.
-        revision: branch, tag or commit of a hub id; None for the default branch.
-        is_whole: with its weights; otherwise only a config, if it has one.
-
-    Returns:
-        The path; for a hub id, the folder in the hub's cache.
-
-    Raises:
-        ModelError: the repository is gated or unknown, or it is neither cached nor reachable.
-    """
+def lora_path(path: str, revision: str | None, *, is_whole: bool = True) -> str:
+    """Return where a LoRA is: `path` itself, or the folder of a hub id, which has weights only if `is_whole`."""
     if not is_on_hub(path):
         return path
     from huggingface_hub import snapshot_download
 
     wanted = ["adapter_config.json", *(["pytorch_lora_weights.safetensors", "adapter_*"] if is_whole else [])]
     key = "model.lora.start"
-    with explained(
-        f"the LoRA {path}{_at(revision)}",
-        path,
-        error=ModelError,
-        key=key,
-        revision_key="model.lora.revision",
-        remedy=f"set {key} to a folder or file",
-    ):
+    with _explained(f"the LoRA {path}", path, revision, key, f"set {key} to a folder or file", "model.lora.revision"):
         return snapshot_download(path, revision=revision, allow_patterns=wanted)
 
 
-def _explained(repo: str, revision: str | None) -> AbstractContextManager[None]:
+def _model_explained(repo: str, revision: str | None) -> AbstractContextManager[None]:
     remedy = "set model.path to a folder in diffusers' format"
-    return explained(f"model {repo}{_at(revision)}", repo, error=ModelError, key="model.path", remedy=remedy)
+    return _explained(f"model {repo}", repo, revision, "model.path", remedy, "model.revision")
 
 
-def _at(revision: str | None) -> str:
-    return f" at revision {revision}" if revision else ""
+def _explained(
+    what: str, repo: str, revision: str | None, key: str, remedy: str, revision_key: str
+) -> AbstractContextManager[None]:
+    what += f" at revision {revision}" if revision else ""
+    return explained(what, repo, error=ModelError, key=key, remedy=remedy, revision_key=revision_key)

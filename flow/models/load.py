@@ -8,14 +8,14 @@ from flow.adapter.lora import require_start
 from flow.models.contract import Backbone
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.folder import adapter_config, find_configs, find_model
-from flow.models.hub import adapter_folder, is_on_hub
-from flow.models.parts import may_lack_weights, read_part, read_text_parts, read_tiny_decoder, scheduler_settings
+from flow.models.hub import is_on_hub, lora_path
+from flow.models.located import Located, locate
+from flow.models.parts import may_lack_weights, read_part, read_text_parts, read_tiny_decoder
 from flow.models.pipeline import PipelineBackbone, require_known_schedule
 from flow.models.reading import quiet_libraries
 from flow.models.text import TextEncoders
 from protocol.config.model import ModelConfig
-from protocol.import_path import find_class
+from protocol.ground.import_path import find_class
 
 
 def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
@@ -24,11 +24,15 @@ def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
     Raises:
         ModelError: the model is missing, broken or of an unknown family, or it cannot generate images of this size.
     """
-    index, folder = find_model(config)
-    return backbone_class(index.family).load(config, folder, device=torch.device(device))
+    return load_located(locate(config, is_whole=True), device=device)
 
 
-def require_loadable(model: ModelConfig) -> None:
+def load_located(located: Located, *, device: str) -> Backbone:
+    """Load a model that was found whole, like `load_backbone`."""
+    return backbone_class(located.family).load(located, device=torch.device(device))
+
+
+def require_loadable(located: Located) -> None:
     """Check everything that `load_backbone` and `open_embeddings` check, and the LoRA to start from, by headers alone.
 
     Of a hub id, what is not downloaded yet is not checked; loading it will.
@@ -36,20 +40,20 @@ def require_loadable(model: ModelConfig) -> None:
     Raises:
         ModelError: the model or the LoRA cannot be loaded.
     """
-    index, folder = find_configs(model)
+    path, lora = located.model.path, located.lora
     with quiet_libraries():
-        require_known_schedule(scheduler_settings(folder), backbone_class(index.family).schedule_options)
+        require_known_schedule(located.require_scheduler(), backbone_class(located.family).schedule_options)
         transformer, _ = (
-            None if may_lack_weights(model.path, folder / part) else read_part(folder, part, is_outline=True)
+            None if may_lack_weights(path, located.folder / part) else read_part(located, part, is_outline=True)
             for part in ("transformer", "vae")
         )
-        read_text_parts(index.family, folder, path=model.path, is_outline=True)
-        read_tiny_decoder(model, folder, is_outline=True)
-    if model.lora.start:
-        start = adapter_folder(model.lora.start, model.lora.revision, is_whole=False)
-        is_here = not is_on_hub(model.lora.start) or any(Path(start).glob("*.safetensors"))
+        read_text_parts(located, is_outline=True)
+        read_tiny_decoder(located, is_outline=True)
+    if lora.start:
+        start = lora_path(lora.start, lora.revision, is_whole=False)
+        is_here = not is_on_hub(lora.start) or any(Path(start).glob("*.safetensors"))
         if transformer is not None and is_here:
-            require_start(start, adapter_config(model), transformer)
+            require_start(start, lora, transformer)
 
 
 def backbone_class(family: Family) -> type[PipelineBackbone]:
@@ -63,7 +67,6 @@ def open_embeddings(config: ModelConfig, *, device: str) -> Embeddings:
     Raises:
         ModelError: the model does not exist.
     """
-    index, folder = find_model(config)
-    encode = backbone_class(index.family).encode_prompt
-    encoders = TextEncoders(index.family, folder, config, encode=encode, device=torch.device(device))
-    return Embeddings(encoders, config)
+    located = locate(config, is_whole=True)
+    encode = backbone_class(located.family).encode_prompt
+    return Embeddings(TextEncoders(located, encode=encode, device=torch.device(device)))

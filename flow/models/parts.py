@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from flow.models.families import Family
-from flow.models.folder import IMAGE_VAES, SCHEDULER, find_tiny_decoder, read_settings, require_schedule_class
 from flow.models.hub import INDEX, is_known, is_on_hub
-from protocol.config.model import ModelConfig
+from flow.models.located import IMAGE_VAES, Located, read_settings
 from protocol.errors import ModelError
-from protocol.pretrained import (
+from protocol.ground.pretrained import (
     load_tokenizer,
     load_whole,
     loaded,
@@ -36,35 +34,30 @@ UNQUANTISED = "use the unquantised model and model.quantize=nf4"
 
 
 def read_part(
-    folder: Path, part: str, *, dtype: torch.dtype | None = None, is_outline: bool = False, **options: Any
+    located: Located, part: str, *, dtype: torch.dtype | None = None, is_outline: bool = False, **options: Any
 ) -> Any:
-    """Read a part of a model's folder, such as `transformer` or `text_encoder`.
+    """Read a part of a model, such as `transformer` or `text_encoder`.
 
-    Args:
-        folder: the model's folder in diffusers' format.
-        part: its name in `model_index.json`.
-        dtype: dtype of the weights.
-        is_outline: read headers only; the weights stay on the device `meta`.
-        options: further arguments of `from_pretrained`.
+    An outline is read from headers only; its weights stay on the device `meta`. `options` go to `from_pretrained`.
 
     Raises:
-        ModelError: it cannot be read, or its tensors are not those of its class.
+        ModelError: it cannot be read, or it lacks tensors of its class or has others.
     """
-    kind = part_class(folder, part)
+    kind = part_class(located, part)
     options |= {"dtype": dtype} if dtype else {}
-    return read_model(kind, folder / part, _what(folder, part), is_outline=is_outline, **options)
+    return read_model(kind, located.folder / part, _what(located, part), is_outline=is_outline, **options)
 
 
-def read_model(kind: Any, place: Path, what: str, *, is_outline: bool = False, **options: Any) -> Any:
+def read_model(kind: Any, folder: Path, what: str, *, is_outline: bool = False, **options: Any) -> Any:
     """Read a model of a class from its own folder, like `read_part`; `what` names it in errors."""
-    require_plain_weights(place, what=what, error=ModelError, remedy=UNQUANTISED)
-    read_settings(place / "config.json")
-    options |= {"local_files_only": True, "variant": _variant(place, _stem(kind))}
+    require_plain_weights(folder, what=what, error=ModelError, remedy=UNQUANTISED)
+    read_settings(folder / "config.json")
+    options |= {"local_files_only": True, "variant": _variant(folder, _stem(kind))}
     if is_outline and _stem(kind) == STEMS["diffusers"]:
-        model = _outline(kind, place, what)
+        model = _outline(kind, folder, what)
     else:
         options |= {"device_map": "meta"} if is_outline else {}
-        model = load_whole(kind.from_pretrained, place, what=what, error=ModelError, **options)
+        model = load_whole(kind.from_pretrained, folder, what=what, error=ModelError, **options)
     if kind.__name__ in IMAGE_VAES:
         unknown = [key for key in ("scaling_factor", "shift_factor") if model.config.get(key) is None]
         if unknown:
@@ -76,47 +69,33 @@ def read_model(kind: Any, place: Path, what: str, *, is_outline: bool = False, *
     return model
 
 
-def read_tiny_decoder(
-    config: ModelConfig, folder: Path, *, dtype: torch.dtype | None = None, is_outline: bool = False
-) -> Any:
-    """Read the decoder that `model.tiny_decoder` names for a model's folder; None without one. See `read_part`."""
+def read_tiny_decoder(located: Located, *, dtype: torch.dtype | None = None, is_outline: bool = False) -> Any:
+    """Read the decoder that `model.tiny_decoder` names; None without one. See `read_part`."""
     from diffusers import AutoencoderTiny
 
-    place = find_tiny_decoder(config, folder, is_whole=not is_outline)
-    if place is None or (is_outline and may_lack_weights(config.tiny_decoder, place)):
+    path, folder = located.model.tiny_decoder, located.tiny_decoder(is_whole=not is_outline)
+    if path is None or folder is None or (is_outline and may_lack_weights(path, folder)):
         return None
     options = {"dtype": dtype} if dtype else {}
-    what = f"model.tiny_decoder {config.tiny_decoder}"
-    return read_model(AutoencoderTiny, place, what, is_outline=is_outline, **options)
+    what = f"model.tiny_decoder {path}"
+    return read_model(AutoencoderTiny, folder, what, is_outline=is_outline, **options)
 
 
-def read_text_parts(
-    family: Family,
-    folder: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    is_outline: bool = False,
-    path: str | None = None,
-) -> dict[str, Any]:
+def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_outline: bool = False) -> dict[str, Any]:
     """Read the tokenizers and text encoders that a model's index names, and check that each pair fits.
 
-    Args:
-        family: the model's family.
-        folder: the model's folder.
-        dtype: dtype of the encoders.
-        is_outline: read headers only, and leave out what `may_lack_weights`.
-        path: `model.path`, for an outline.
+    An outline is read from headers only, without what `may_lack_weights`.
 
     Returns:
-        The parts by name; None for those that the index does not name. Of an image encoder nothing is read, since
-        prompts are texts.
+        The parts by name; None where the index names none. Of an image encoder nothing is read, since prompts are
+        texts.
 
     Raises:
         ModelError: see `read_part`; or a tokenizer has another vocabulary than its encoder.
     """
-    index = read_settings(folder / INDEX)
-    parts: dict[str, Any] = dict.fromkeys(family.text_parts)
-    named = [part for part in family.text_parts if part.startswith(PAIR) and names_part(index, part)]
+    folder, names = located.folder, located.family.text_parts
+    parts: dict[str, Any] = dict.fromkeys(names)
+    named = [part for part in names if part.startswith(PAIR) and part in located.parts]
     wanted = {_partner(part) for part in named} | {part for part in parts if part.startswith(PAIR)} - OPTIONAL
     lacking = sorted(wanted - set(named))
     if lacking and not is_known(folder):
@@ -125,48 +104,38 @@ def read_text_parts(
         )
     for part in named:
         if part.startswith("text_encoder"):
-            if not is_outline or not may_lack_weights(path, folder / part):
-                parts[part] = read_part(folder, part, dtype=dtype, is_outline=is_outline)
+            if not is_outline or not may_lack_weights(located.model.path, folder / part):
+                parts[part] = read_part(located, part, dtype=dtype, is_outline=is_outline)
             continue
-        parts[part] = read_tokenizer(folder, part)
+        parts[part] = read_tokenizer(located, part)
         encoder = parts[_partner(part)]
         if encoder is not None:
-            require_vocabulary(parts[part], encoder, what=_what(folder, part), error=ModelError)
+            require_vocabulary(parts[part], encoder, what=_what(located, part), error=ModelError)
     return parts
 
 
-def read_tokenizer(folder: Path, part: str) -> Any:
-    """Read a tokenizer of a model's folder, such as `tokenizer_2`.
+def read_tokenizer(located: Located, part: str) -> Any:
+    """Read a tokenizer of a model, such as `tokenizer_2`.
 
     Raises:
         ModelError: a file is missing or cannot be read.
     """
-    kind, what = part_class(folder, part), _what(folder, part)
-    return load_tokenizer(kind, folder / part, what=what, error=ModelError, local_files_only=True)
+    kind, what = part_class(located, part), _what(located, part)
+    return load_tokenizer(kind, located.folder / part, what=what, error=ModelError, local_files_only=True)
 
 
-def pipeline_of(family: Family, folder: Path, **parts: Any) -> Any:
-    """Make a family's pipeline of parts that are read already, and of the scheduler of a model's folder.
+def pipeline_of(located: Located, **parts: Any) -> Any:
+    """Make a model's pipeline of parts that are read already, and of its scheduler.
 
     Raises:
         ModelError: the scheduler cannot be read, or is of a class whose sigmas ours are not.
     """
     import diffusers
 
-    scheduler_settings(folder)
-    load, what = getattr(diffusers, family.pipeline).from_pretrained, f"model folder {folder} as {family.pipeline}"
+    located.require_scheduler()
+    folder, name = located.folder, located.family.pipeline
+    load, what = getattr(diffusers, name).from_pretrained, f"model folder {folder} as {name}"
     return loaded(load, folder, what=what, error=ModelError, local_files_only=True, **parts)
-
-
-def scheduler_settings(folder: Path) -> dict[str, Any]:
-    """Return the config of a model's scheduler.
-
-    Raises:
-        ModelError: it cannot be read, or another class wrote it.
-    """
-    settings = read_settings(folder / "scheduler" / "scheduler_config.json")
-    require_schedule_class(settings.get("_class_name", SCHEDULER), str(folder))
-    return settings
 
 
 def _partner(part: str) -> str:
@@ -174,55 +143,48 @@ def _partner(part: str) -> str:
     return part.replace(encoder, tokenizer) if part.startswith(encoder) else part.replace(tokenizer, encoder)
 
 
-def names_part(index: dict[str, Any], part: str) -> bool:
-    """Tell whether a model's index names a part with library and class."""
-    entry = index.get(part)
-    return isinstance(entry, list) and len(entry) == 2 and all(isinstance(each, str) for each in entry)
-
-
-def part_class(folder: Path, part: str) -> Any:
+def part_class(located: Located, part: str) -> Any:
     """Import and return the class of a part, which `model_index.json` names.
 
     Raises:
         ModelError: the index names none, or one that diffusers and transformers do not have.
     """
-    index = read_settings(folder / INDEX)
-    library, name = index[part] if names_part(index, part) else ("", "")
+    entry = located.index.get(part)
+    is_named = isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry)
+    library, name = entry if is_named else ("", "")
     kind = getattr(import_module(library), name, None) if library in STEMS else None
     if not inspect.isclass(kind):
-        raise ModelError(
-            f"{_what(folder, part)} must be a class of diffusers or transformers in {INDEX}, got {index.get(part)}"
-        )
+        raise ModelError(f"{_what(located, part)} must be a class of diffusers or transformers in {INDEX}, got {entry}")
     return kind
 
 
-def whole_settings(folder: Path, part: str) -> dict[str, Any]:
-    """Return the config of a part of diffusers, with the defaults of its class for keys that the file lacks."""
-    parameters = inspect.signature(part_class(folder, part).__init__).parameters.values()
+def transformer_settings(located: Located) -> dict[str, Any]:
+    """Return the config of the transformer, with the defaults of its class for keys that the file lacks."""
+    parameters = inspect.signature(part_class(located, "transformer").__init__).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    return defaults | read_settings(folder / part / "config.json")
+    return defaults | located.transformer
 
 
-def may_lack_weights(path: str | None, place: Path) -> bool:
+def may_lack_weights(path: str, folder: Path) -> bool:
     """Tell whether a part's weights are not here yet and need not be: of a hub id, or of configs that we ship."""
-    return path is not None and (is_on_hub(path) or is_known(place)) and not has_weights(place)
+    return (is_on_hub(path) or is_known(folder)) and not has_weights(folder)
 
 
-def has_weights(place: Path) -> bool:
+def has_weights(folder: Path) -> bool:
     """Tell whether a part's folder holds all its weights, as far as their index or their one file says."""
-    files = [file for stem in STEMS.values() for file in _files(place, stem)]
-    return all(file.exists() for file in files) if files else any(place.glob("*.bin"))
+    files = [file for stem in STEMS.values() for file in _files(folder, stem)]
+    return all(file.exists() for file in files) if files else any(folder.glob("*.bin"))
 
 
-def _outline(kind: Any, place: Path, what: str) -> Any:
+def _outline(kind: Any, folder: Path, what: str) -> Any:
     """Make a model of diffusers without memory, and compare its tensors with the headers of its weights."""
     from accelerate import init_empty_weights
 
-    files = _files(place, STEMS["diffusers"])
-    settings = loaded(kind.load_config, place, what=what, error=ModelError, local_files_only=True)
+    files = _files(folder, STEMS["diffusers"])
+    settings = loaded(kind.load_config, folder, what=what, error=ModelError, local_files_only=True)
     with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
-    if not files and any(place.glob("*.bin")):
+    if not files and any(folder.glob("*.bin")):
         return model  # pickled weights have no header
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
@@ -245,26 +207,26 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
         return {name: torch.empty(held.get_slice(name).get_shape(), device="meta") for name in held.keys()}  # noqa: SIM118
 
 
-def _files(place: Path, stem: str) -> list[Path]:
+def _files(folder: Path, stem: str) -> list[Path]:
     """Return the files of a part's weights: those that their index names, or the one file."""
-    variant = _variant(place, stem)
-    index = place / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
+    variant = _variant(folder, stem)
+    index = folder / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
     if index.exists():
         try:
             return sorted(
-                {place / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
             )
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return [index]  # no safetensors file, so that reading it names it
-    one = place / (f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors")
+    one = folder / (f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors")
     return [one] if one.exists() else []
 
 
-def _variant(place: Path, stem: str) -> str | None:
+def _variant(folder: Path, stem: str) -> str | None:
     """Return `fp16` if a part has weights in this variant only; None takes the plain ones."""
     plain = [f"{stem}.safetensors", f"{stem}.safetensors.index.json", "pytorch_model.bin", f"{stem}.bin"]
     halved = [f"{stem}.fp16.safetensors", f"{stem}.safetensors.index.fp16.json"]
-    has_plain, has_half = (any((place / name).exists() for name in names) for names in (plain, halved))
+    has_plain, has_half = (any((folder / name).exists() for name in names) for names in (plain, halved))
     return "fp16" if has_half and not has_plain else None
 
 
@@ -272,5 +234,5 @@ def _stem(kind: Any) -> str:
     return STEMS["diffusers" if kind.__module__.partition(".")[0] == "diffusers" else "transformers"]
 
 
-def _what(folder: Path, part: str) -> str:
-    return f"{part} of model folder {folder}"
+def _what(located: Located, part: str) -> str:
+    return f"{part} of model folder {located.folder}"

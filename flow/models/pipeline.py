@@ -6,7 +6,6 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.made_for import sizes_of
+from flow.models.located import Located, sizes_of
 from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
 from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.models.text import TextEncoders
@@ -44,9 +43,6 @@ class PipelineBackbone(ABC):
 
     Args:
         pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
-        config: the model's config.
-        embeddings: source of prompt embeddings for `encode`.
-        device: torch device of the transformer and the VAE.
         tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; without one the VAE decodes
             all images.
     """
@@ -94,47 +90,34 @@ class PipelineBackbone(ABC):
             self._compile(config.compile)
 
     @classmethod
-    def load(cls, config: ModelConfig, folder: Path, *, device: torch.device) -> Self:
+    def load(cls, located: Located, *, device: torch.device) -> Self:
         """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
-
-        Args:
-            config: the model's config.
-            folder: the model's folder in diffusers' format.
-            device: torch device of all parts.
-
-        Returns:
-            The family's backbone.
 
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
         """
+        config = located.model
         with quiet_libraries():
             transformer = read_part(
-                folder, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
+                located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
             )
-            vae = read_part(folder, "vae", dtype=vae_dtype_of(config))
-            tiny = read_tiny_decoder(config, folder, dtype=vae_dtype_of(config))
+            vae = read_part(located, "vae", dtype=vae_dtype_of(config))
+            tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
             absent = dict.fromkeys(cls.family.text_parts)
-            pipeline = pipeline_of(cls.family, folder, transformer=transformer, vae=vae, **absent)
-            pipeline.tokenizer_max_length = clip_tokens(folder)
+            pipeline = pipeline_of(located, transformer=transformer, vae=vae, **absent)
+            pipeline.tokenizer_max_length = clip_tokens(located.folder)
             pipeline.to(device)
             if tiny:
                 tiny.to(device)
-        encoders = TextEncoders(cls.family, folder, config, encode=cls.encode_prompt, device=device)
+        encoders = TextEncoders(located, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
-        return cls(pipeline, config, Embeddings(encoders, config), device=device, tiny_decoder=tiny)
+        return cls(pipeline, config, Embeddings(encoders), device=device, tiny_decoder=tiny)
 
     @staticmethod
     @abstractmethod
     def encode_prompt(pipeline: Any, text: str, config: ModelConfig, device: torch.device) -> Conditioning:
         """Encode one prompt with the pipeline's own `encode_prompt`.
-
-        Args:
-            pipeline: a pipeline with its text encoders.
-            text: the prompt.
-            config: the model's config.
-            device: device of the text encoders.
 
         Returns:
             The prompt's embeddings, without padding that the model does not attend to.
@@ -186,9 +169,6 @@ class PipelineBackbone(ABC):
             latents: states x [B, C, H, W].
             sigma: noise level of each state, in [0, 1] [B].
             conditioning: embeddings with one row for each state.
-
-        Returns:
-            The velocity, float32 [B, C, H, W].
         """
         return self._predict(latents.to(self._dtype), sigma, conditioning.to(self._dtype)).float()
 
@@ -199,11 +179,7 @@ class PipelineBackbone(ABC):
 
         Args:
             without: v_u, of the negative prompt.
-            toward: v_c, of the prompt.
             weight: w.
-
-        Returns:
-            The guided velocity.
         """
         return without + weight * (toward - without)
 
@@ -214,11 +190,7 @@ class PipelineBackbone(ABC):
         An image whose decoding overflows in half precision is decoded again, alone and in float32.
 
         Args:
-            latents: clean latents [B, C, H, W].
             points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
-
-        Returns:
-            The images, uint8 [B, height, width, 3].
 
         Raises:
             NonFiniteError: the latents are not finite, or float32 overflows too.
@@ -254,7 +226,6 @@ class PipelineBackbone(ABC):
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Move transformer and VAE back to the device."""
         self._move(self._device)
 
     def _move(self, device: torch.device) -> None:
@@ -306,7 +277,6 @@ def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str
     """Check that a model's scheduler has the sigmas that its family's schedule computes.
 
     Args:
-        settings: the scheduler's config.
         followed: options of `SHIFTS` that the family's schedule follows.
 
     Raises:

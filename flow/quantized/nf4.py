@@ -48,10 +48,7 @@ class Nf4Tensor(TorchAOBaseTensor):
 
     Args:
         qdata: two numbers of values in each byte, the first one in the high bits; zeros fill the last block.
-        scale: the scale of each block.
         pairs: the two values of each byte. It is part of the tensor to be on its device.
-        shape: the weight's shape.
-        dtype: the weight's dtype.
     """
 
     tensor_data_names: ClassVar = ["qdata", "scale", "pairs"]

@@ -58,9 +58,7 @@ def assign_credit(
     could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
-        tables: rewards of the iteration.
         config: credit rule, normalisation and mixture.
-        reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: running mean gain of each step over the earlier iterations, for `ema`.
         kl: decides which members have the KL penalty.

@@ -15,7 +15,6 @@ Normaliser = Callable[..., Float[Tensor, "N K"]]
 
 
 def present(values: Float[Tensor, "*B"]) -> Float[Tensor, " M"]:
-    """Return the values that are not missing."""
     return values[~values.isnan()]
 
 
@@ -62,7 +61,6 @@ def per_step(
 
     Args:
         values: g, the group's step rewards.
-        epsilon: added to each std.
         ddof: delta degrees of freedom of each std.
         pool: step rewards of the iteration that the stds are taken over.
 
@@ -85,7 +83,6 @@ def centred(
 
     Args:
         values: g, the group's step rewards.
-        epsilon: added to the std.
         ddof: delta degrees of freedom of the std.
         pool: step rewards of the iteration that the std is taken over.
 
@@ -111,7 +108,6 @@ def from_baseline(
     Args:
         values: g, the group's step rewards.
         baseline: b, known for every step that has a step reward.
-        epsilon: added to the std.
         ddof: delta degrees of freedom of the std.
         pool: step rewards of the iteration that the std is taken over.
 

@@ -50,7 +50,6 @@ def scaled_by_distance(advantages: Float[Tensor, "N T"], distances: Float[Tensor
     become more similar. The mean is over the members that have a distance; without a distance the factor is 1.
 
     Args:
-        advantages: advantages of a group.
         distances: d of each member, at least 0 up to rounding.
 
     Returns:

@@ -21,7 +21,7 @@ from learner.credit.tables import CreditRule, RewardTables, along_windows
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import CreditConfig, needs_of
 from protocol.errors import ConfigError, ContractError, one_line
-from protocol.import_path import call_own, is_path
+from protocol.ground.import_path import call_own, is_path
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def step_rewards(tables: RewardTables, config: CreditConfig) -> Earned:
     if config.rule == "tree":
         finals = rewards[..., -1]
         means, others = tree(finals, tables.explored, branches=tables.branches, parents=tables.parents)
-        return Earned(*judged(means, others, finals)) if is_calibrated else Earned(means)
+        return Earned(*calibrated_tree(means, others, finals)) if is_calibrated else Earned(means)
     values, slopes = calibrated(rewards) if is_calibrated else (None, None)
     points = rewards if values is None else values
     return Earned(along_windows(_rule_of(config), points, tables.explored, tables.skipped), slopes, values)
@@ -171,7 +171,6 @@ def tree(
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
-        explored: which steps are stochastic.
         branches: each member's branch at each step, the index of its first member.
         parents: likewise the members that were in one state when the branch last separated from others.
 
@@ -194,7 +193,7 @@ def tree(
     return torch.where(trained, means, torch.nan), torch.where(trained, others, torch.nan)
 
 
-def judged(
+def calibrated_tree(
     means: Float[Tensor, "G N T"],
     others: Float[Tensor, "G N T"],
     finals: Float[Tensor, "G N"],
@@ -210,8 +209,6 @@ def judged(
     that of d_k alone, and the least-squares slope makes its variance smallest. b_k is 0 if the state predicts nothing.
 
     Args:
-        means: from `tree`.
-        others: from `tree`.
         finals: rewards of the finished images.
 
     Returns:

@@ -17,7 +17,6 @@ def step_weights(
     """Compute one weight for each step of the schedule, by the config's rule.
 
     Args:
-        config: the rule and its numbers.
         total: T, the length of the whole schedule, even if only a window of it is trained.
         stds: std s_k of every step that can be stochastic, by step k.
         trained: those of them that the windows of a run hold; None for all.

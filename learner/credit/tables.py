@@ -16,7 +16,7 @@ from protocol.errors import ContractError
 from protocol.messages import NO_IMAGE, ScoredGroup, Scores, ShardFacts
 
 Strides = Callable[[Sequence[int]], Mapping[int, int]]
-"""From a shard's stochastic steps to how many neighbouring members share each of them, by step; 1 for the others."""
+"""Maps a shard's stochastic steps to the number of consecutive members that share each; absent means 1."""
 
 
 def no_strides(explored: Sequence[int]) -> Mapping[int, int]:  # noqa: ARG001

@@ -29,6 +29,8 @@ class Evaluation:
     readings: Mapping[str, float] = field(default_factory=dict)
     """Mean of every scorer's reading over its scored images, including scorers that never train."""
     seconds: float = 0.0
+    change: tuple[float, float] | None = None
+    """95 % interval of the score's change since the run's first evaluation, over the held-out prompts."""
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
     """Some prompts, the first image of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
@@ -38,10 +40,11 @@ class Evaluation:
     """
 
     def line(self, iteration: int) -> dict[str, float]:
-        """Return its line of metrics."""
+        change = dict(zip(("heldout_change/low", "heldout_change/high"), self.change or (), strict=False))
         return {
             "iteration": iteration,
             "evaluation/score": self.score,
+            **change,
             **{f"evaluation/{tag}": value for tag, value in self.by_tag.items()},
             **{f"evaluation/reward/{name}": value for name, value in self.readings.items()},
             "evaluation/missing": self.missing,
@@ -63,8 +66,6 @@ async def evaluate(
 
     Args:
         config: its section `evaluation` sets the number of images, seed, steps and batch.
-        prompts: the held-out prompts.
-        ports: generate and score the images.
         adapter: an adapter that has been published, so the rollout actors hold it.
         adapter_steps: how many steps it takes, from the first; the base model takes the others. None for all steps.
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images
@@ -81,7 +82,7 @@ async def evaluate(
     """
     settings = config.evaluation
     wanted = [(prompt, number) for prompt in prompts for number in range(settings.images_per_prompt)]
-    shown = _indices_to_show(wanted)
+    shown = _indices_to_show(wanted, most=settings.shown)
 
     async def read(start: int) -> tuple[Scores, dict[int, np.ndarray]]:
         batch = wanted[start : start + settings.batch]
@@ -154,14 +155,15 @@ def _require_own_name(prompt: Prompt) -> None:
         )
 
 
-def _indices_to_show(wanted: Sequence[tuple[Prompt, int]]) -> list[int]:
-    """Choose the first image of the first four prompts of every tag."""
-    indices: dict[str, list[int]] = {}
+def _indices_to_show(wanted: Sequence[tuple[Prompt, int]], *, most: int) -> list[int]:
+    """Choose the first image of at most `most` prompts, the first ones of each tag, equally many of every tag."""
+    of_tag: dict[str, int] = {}
+    ranked = []
     for index, (prompt, number) in enumerate(wanted):
-        held = indices.setdefault(tag_of(prompt), [])
-        if number == 0 and len(held) < 4:
-            held.append(index)
-    return [index for held in indices.values() for index in held]
+        if number == 0:
+            rank = of_tag[tag_of(prompt)] = of_tag.get(tag_of(prompt), -1) + 1
+            ranked.append((rank, index))
+    return sorted(index for _, index in sorted(ranked)[:most])
 
 
 def _reading(scores: Scores, component: str) -> np.ndarray:

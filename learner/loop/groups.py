@@ -49,8 +49,6 @@ class Groups:
         """
         Args:
             config: sizes of groups and shards, staleness, seed.
-            prompts: the training prompts.
-            ports: roll out, score, learn, and load adapters.
             observer: is told about every shard and update.
         """
         self._config = config
@@ -126,16 +124,16 @@ class Groups:
         )
         return ScoredGroup(prompt=prompt, shards=drop_if_void(prompt, shards))
 
-    async def learn(self, iteration: int, coming: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
+    async def learn(self, iteration: int, pending: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
         """Update the learner with the groups of one iteration; groups that were lost with a node are made again."""
         first = iteration * self._config.group.per_iteration
         tries: list[Sequence[asyncio.Future[ScoredGroup]]] = []
 
         async def update() -> Metrics:
             if tries:
-                tries.append([asyncio.ensure_future(self.produce(first + group)) for group in range(len(coming))])
+                tries.append([asyncio.ensure_future(self.produce(first + group)) for group in range(len(pending))])
             else:
-                tries.append(coming)
+                tries.append(pending)
             return await self._ports.learner.update(tries[-1])
 
         try:
@@ -168,12 +166,8 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     """Choose the prompt of one group from an endless sequence of passes over all prompts.
 
     Args:
-        prompts: the training prompts.
         index: the group's index, counted from the start of the run.
         seed: keys the shuffled order of each pass, together with the pass's number.
-
-    Returns:
-        One of `prompts`; each pass holds every prompt once.
     """
     turn, offset = divmod(index, len(prompts))
     return prompts[_order(len(prompts), seed, turn)[offset]]

@@ -55,8 +55,6 @@ class Guards:
     def __init__(self, config: RunConfig, sink: StatusSink, *, broken: Mapping[str, int] | None = None) -> None:
         """
         Args:
-            config: sets the limits.
-            sink: receives the conditions.
             broken: counts of the checkpoint from which the run resumes.
         """
         self._guards = guards_of(config)
@@ -74,7 +72,6 @@ class Guards:
         Args:
             iteration: counts from 1.
             metrics: the numbers that the rules check; a rule without its number is skipped.
-            adapter: the adapter that this iteration made.
 
         Raises:
             GuardError: a rule has been broken in `patience` iterations in a row.
@@ -152,7 +149,7 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             metric="adapter/not_finite",
             is_broken=lambda value: value > 0,
             rule="be 0: every element of the adapter is finite",
-            remedy="lower learner.learning_rate and go on from a checkpoint with --fork",
+            remedy="lower learner.learning_rate and start from a checkpoint with --fork",
         ),
         Guard(
             name="distinct_members",

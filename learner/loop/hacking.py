@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.config.run import RunConfig
 from protocol.errors import GuardError
-from protocol.files import AVERAGE
+from protocol.ground.files import AVERAGE
 from protocol.sink import StatusSink
 
 CONDITION = "Guard/hacking"
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
 
     iteration: int
     readings: Readings
-    """Empty if they are lost, as those of the gallery that did not come back with a copy of the run."""
+    """Empty if unavailable: a run restored from `checkpoint.url` has no gallery."""
     means: Mapping[str, float]
     """Each scorer's mean as the metrics hold it, so that after a resume the same evaluation is the peak; NaN if there
     is none."""
@@ -62,7 +62,6 @@ class HackingGuard:
         """
         Args:
             config: its `guards.hacking` decides what happens.
-            sink: receives the condition.
             find: finds the checkpoint of an earlier evaluation, to name it.
             earlier: the evaluations before a resume, oldest first.
         """
@@ -124,7 +123,7 @@ class HackingGuard:
         else:
             commands = f"`flowcredit generate`, `eval` and `export` take it with {words}"
         return (
-            f"the better checkpoint is kept: {folder}; {commands}, and a new run goes on from it with"
+            f"the better checkpoint is kept: {folder}; {commands}, and a new run starts from it with"
             f" model.lora.start={folder}"
         )
 

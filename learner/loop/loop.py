@@ -35,7 +35,7 @@ from protocol.sink import StatusSink
 
 Save = Callable[[], Awaitable[bool]]
 """Writes a checkpoint; returns whether it is on disk."""
-Rest = Callable[[Save], Awaitable[None]]
+BetweenIterations = Callable[[Save], Awaitable[None]]
 """Awaited between two iterations: it may pause the loop, or write a checkpoint on request."""
 
 
@@ -46,9 +46,7 @@ class Journal(StatusSink, Protocol):
         """Keep one iteration's numbers."""
         ...
 
-    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Keep one evaluation."""
-        ...
+    async def evaluated(self, iteration: int, evaluation: Evaluation) -> None: ...
 
     async def save(self, state: LearnerState) -> None:
         """Write a checkpoint, whole or not at all (RunFolderError: it cannot be written)."""
@@ -59,7 +57,7 @@ class Journal(StatusSink, Protocol):
         ...
 
 
-async def no_rest(_: Save) -> None:
+async def no_pause(_: Save) -> None:
     """Return at once."""
 
 
@@ -71,7 +69,7 @@ async def train(
     ports: Ports,
     journal: Journal,
     stop: asyncio.Event,
-    rest: Rest = no_rest,
+    between: BetweenIterations = no_pause,
     observer: Observer | None = None,
     resume_from: LearnerState | None = None,
     is_evaluated: bool = False,
@@ -83,13 +81,8 @@ async def train(
     dropped: the same command generates them again, bit for bit.
 
     Args:
-        config: the run's config.
-        prompts: the training prompts.
-        heldout: the held-out prompts.
-        ports: roll out, score, learn, and load adapters.
         journal: receives numbers, evaluations, checkpoints and conditions.
-        stop: ends the run when it is set.
-        rest: may pause the loop between two iterations; it returns when `stop` is set.
+        between: may pause the loop between two iterations; it returns when `stop` is set.
         observer: is told about the groups in flight; it must not change them.
         resume_from: the checkpoint from which the run resumes; the learner holds it already.
         is_evaluated: whether its evaluation is done already.
@@ -132,7 +125,7 @@ async def train(
                     raise
                 if done < config.iterations:
                     await saver.save_if_due(done)
-                    await rest(saver.save)
+                    await between(saver.save)
             stream.release(per_iteration)
     await saver.finish(done)
 

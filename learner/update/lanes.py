@@ -60,16 +60,15 @@ class Lanes:
 
     def take(self, owned: Sequence[int]) -> Gradient:
         """Add up the owned lanes, ascending, and forget them."""
-        total = tree([self._held.get(lane, {}) for lane in owned], _add)
+        total = tree_sum([self._held.get(lane, {}) for lane in owned], _add)
         self._held = {}
         return {name: gradient.cpu().numpy() for name, gradient in total.items()}
 
     def clear(self) -> None:
-        """Forget all lanes."""
         self._held = {}
 
 
-def tree(leaves: Sequence[Leaf], add: Callable[[Leaf, Leaf], Leaf]) -> Leaf:
+def tree_sum(leaves: Sequence[Leaf], add: Callable[[Leaf, Leaf], Leaf]) -> Leaf:
     """Add leaves in pairs with halving strides; the number of leaves is a power of two."""
     held = list(leaves)
     while len(held) > 1:

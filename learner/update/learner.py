@@ -53,8 +53,6 @@ class Learner:
     ) -> None:
         """
         Args:
-            config: the run's config.
-            device: torch device of the model.
             seat: this worker's number among the workers; without one it is the only worker.
             fetch: turns handles of shards into their trajectories, in order, one ahead of the training.
         """
@@ -129,7 +127,6 @@ class Learner:
 
         Args:
             first: the first of the fed groups to train on; all of them belong to one mini-batch.
-            count: how many groups.
             epoch: pass over the iteration, from 0.
 
         Raises:
@@ -436,7 +433,9 @@ class Learner:
                 yield piece.k, forward(piece)
             return
         objective = Objective(self._policy, self._lora, config.learner, self._reference)
-        whole = micro_batches(task, rollout, alike=self._policy.alike, device=device, keeps_idle=self._keeps_idle)
+        whole = micro_batches(
+            task, rollout, rows_per_state=self._policy.rows_per_state, device=device, keeps_idle=self._keeps_idle
+        )
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
 

@@ -35,16 +35,7 @@ class PieceStatistics:
 
     @staticmethod
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
-        """Copy a piece's numbers.
-
-        Args:
-            order: see the class.
-            pairs: the piece's losses.
-            loss: their sum.
-
-        Returns:
-            Its numbers, without gradients.
-        """
+        """Copy a piece's numbers."""
         ratios, outside = pairs.ratio, pairs.outside
         return PieceStatistics(
             order=order,
@@ -149,11 +140,6 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
 
     Args:
         groups: G groups of one iteration.
-        tables: their rewards.
-        assignment: their credit.
-
-    Returns:
-        Numbers by name; NaN where no image has a score.
     """
     finals = tables.rewards[..., -1]
     known = present(finals)
@@ -188,8 +174,8 @@ def _by_step(assignment: Assignment) -> dict[str, float]:
         step_rewards = assignment.step_rewards[..., k]
         values, advantages = present(step_rewards), assignment.advantages[..., k][~step_rewards.isnan()]
         if len(values):
-            metrics[f"gain/step_{k}_abs_mean"] = values.abs().mean().item()
-            metrics[f"gain/step_{k}_zero_share"] = (values == 0).float().mean().item()
+            metrics[f"step_reward/step_{k}_abs_mean"] = values.abs().mean().item()
+            metrics[f"step_reward/step_{k}_zero_share"] = (values == 0).float().mean().item()
             metrics[f"advantage/step_{k}_mean"] = advantages.mean().item()
             metrics[f"advantage/step_{k}_std"] = advantages.std(correction=0).item()
     return metrics

@@ -34,8 +34,8 @@ class Pairs:
     """Which pairs count; the others have no step reward."""
     doubtful: Bool[Tensor, " N"] | None = None
     """Which pairs have the KL penalty; None for all."""
-    alike: int = 1
-    """How many neighbouring rows have the same state, as in `FlowPolicy.alike`; one velocity serves them."""
+    rows_per_state: int = 1
+    """How many neighbouring rows have the same state, as in `FlowPolicy.rows_per_state`; one velocity serves them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class NoisedBatch(Pairs):
 
 
 Batch = TypeVar("Batch", bound=Pairs)
-Alike = Callable[[int, Sequence[int], int], int]
+RowsPerState = Callable[[int, Sequence[int], int], int]
 """Returns how many neighbouring rows have the same state, from step k, the shard's stochastic steps and its rows."""
 
 
@@ -140,14 +140,7 @@ def shard_tasks(
     """Make the tasks of the shards of a mini-batch's groups in their fixed order: group, then shard.
 
     Args:
-        groups: neighbouring groups of the mini-batch.
-        group_credits: one for each group.
-        choice: which steps are trained.
-        first: number of their first shard in the mini-batch.
         strides: `FlowPolicy.strides` of the policy that rolled out.
-
-    Returns:
-        One task for each shard.
     """
     tasks: list[ShardTask] = []
     for group, credit in zip(groups, group_credits, strict=True):
@@ -168,19 +161,13 @@ def shard_tasks(
 
 
 def micro_batches(
-    task: ShardTask, rollout: Rollout, *, alike: Alike, device: torch.device, keeps_idle: bool = False
+    task: ShardTask, rollout: Rollout, *, rows_per_state: RowsPerState, device: torch.device, keeps_idle: bool = False
 ) -> Iterator[MicroBatch]:
     """Yield the pairs of one shard, step by step; steps whose advantages are all 0 are left out.
 
     Args:
-        task: the shard's task.
-        rollout: its trajectories.
-        alike: `FlowPolicy.alike` of the policy that rolled out.
-        device: device of the tensors.
+        rows_per_state: `FlowPolicy.rows_per_state` of the policy that rolled out.
         keeps_idle: as in `ShardTask.teaching`.
-
-    Yields:
-        One micro-batch for each trained step.
 
     Raises:
         ContractError: the trajectories belong to another shard, or rows differ that must have the same state.
@@ -192,8 +179,8 @@ def micro_batches(
         k = rollout.steps[column]
         rows = slice(None, None, task.strides.get(k, 1))
         latents = rollout.latents[rows, k]
-        same = alike(k, rollout.steps, len(latents))
-        require_alike(latents, same, k=k)
+        same = rows_per_state(k, rollout.steps, len(latents))
+        require_same_rows(latents, same, k=k)
         yield MicroBatch(
             prompt=rollout.request.prompt,
             k=k,
@@ -204,7 +191,7 @@ def micro_batches(
             valid=_tensor(task.valid[rows, k], device),
             doubtful=None if task.doubtful is None else _tensor(task.doubtful[rows], device),
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
-            alike=same,
+            rows_per_state=same,
         )
 
 
@@ -214,14 +201,8 @@ def noised_batches(
     """Yield the pairs of one shard for a forward objective, step by step; pairs whose advantage is 0 train too.
 
     Args:
-        task: the shard's task.
-        rollout: its trajectories.
-        device: device of the tensors.
         choice: its seed and epoch key the noise.
         shares_noise: whether all members of the group get the same noise.
-
-    Yields:
-        One batch for each trained step.
 
     Raises:
         ContractError: the trajectories belong to another shard.
@@ -257,33 +238,32 @@ def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> 
     `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed.
     """
     for micro_batch in micro_batches:
-        count, alike = len(micro_batch.latents), micro_batch.alike
-        pieces = even_pieces(-(-count // alike), most)
+        count, rows_per_state = len(micro_batch.latents), micro_batch.rows_per_state
+        pieces = even_pieces(-(-count // rows_per_state), most)
         if len(pieces) == 1:
             yield micro_batch
             continue
         for piece in pieces:
             rows = {
-                each.name: value[piece.start * alike : piece.stop * alike]
+                each.name: value[piece.start * rows_per_state : piece.stop * rows_per_state]
                 for each in fields(micro_batch)
                 if isinstance(value := getattr(micro_batch, each.name), torch.Tensor) and len(value) == count
             }
             yield replace(micro_batch, **rows)
 
 
-def require_alike(latents: Float[np.ndarray, "N C H W"], alike: int, *, k: int) -> None:
-    """Require each `alike` neighbouring rows to be the same state, since they share one velocity.
+def require_same_rows(latents: Float[np.ndarray, "N C H W"], rows_per_state: int, *, k: int) -> None:
+    """Require each `rows_per_state` neighbouring rows to be the same state, since they share one velocity.
 
     Args:
         latents: the states x_k of a shard's rows [N, C, H, W].
-        alike: from `FlowPolicy.alike`.
-        k: the step.
+        rows_per_state: from `FlowPolicy.rows_per_state`.
 
     Raises:
         ContractError: they differ.
     """
-    for first in range(0, len(latents), alike) if alike > 1 else ():
-        rows = latents[first : first + alike]
+    for first in range(0, len(latents), rows_per_state) if rows_per_state > 1 else ():
+        rows = latents[first : first + rows_per_state]
         if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True):
             raise ContractError(
                 f"trajectories that split in step {k} must have the same state before it, got different ones: rollout"

@@ -20,7 +20,7 @@ from learner.update.micro_batches import MicroBatch
 from learner.update.own import PolicyStep, own_loss
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
-from protocol.import_path import is_path
+from protocol.ground.import_path import is_path
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Objective:
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
         reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
         transition, velocity = self.policy.transition(
-            micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+            micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
         )
         loss, ratio, outside = self._policy_term(micro_batch, transition)
         kl = torch.zeros_like(loss)
@@ -136,7 +136,7 @@ class Objective:
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
         with reference_of(self.lora, self.reference):
             return self.policy.transition(
-                micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
+                micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
             )
 
 

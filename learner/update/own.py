@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protocol.config.learning import LearnerConfig
 from protocol.errors import ConfigError, ContractError, one_line
-from protocol.import_path import call_own, is_path
+from protocol.ground.import_path import call_own, is_path
 
 KEY = "learner.objective"
 

@@ -21,9 +21,7 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
 
     Args:
         policy: the learner's policy, before the update.
-        rollout: the shard's trajectories.
         bound: largest |ratio - 1| that is accepted.
-        device: the policy's device.
 
     Returns:
         `probe/ratio_deviation`, the largest |ratio - 1|.
@@ -42,9 +40,9 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
         rows = slice(None, None, strides.get(k, 1))
         replayed = (rollout.latents[rows, k], rollout.latents[rows, k + 1], rollout.log_probs[rows, column])
         latents, following, old = (torch.from_numpy(array.copy()).to(device) for array in replayed)
-        alike = policy.alike(k, rollout.steps, len(latents))
-        transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
-        log_probs = policy.log_prob(transition, following, alike=alike)
+        rows_per_state = policy.rows_per_state(k, rollout.steps, len(latents))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning, rows_per_state=rows_per_state)
+        log_probs = policy.log_prob(transition, following, rows_per_state=rows_per_state)
         deviations.append(((log_probs - old).exp() - 1).abs().max().item())
     worst = max(range(len(deviations)), key=lambda column: (math.isnan(deviations[column]), deviations[column]))
     if not math.isfinite(deviations[worst]):
@@ -66,10 +64,7 @@ def probe_clean(
 
     Args:
         policy: the learner's policy with the adapter that rolled out.
-        rollout: the shard's trajectories.
-        seed: the run's seed.
         bound: largest |difference| of a latent element that is accepted.
-        device: the policy's device.
 
     Returns:
         `probe/latent_deviation`, the largest |difference|.

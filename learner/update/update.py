@@ -80,7 +80,6 @@ class Update:
     def __init__(self, config: RunConfig, before: LearnerState, strides: Strides) -> None:
         """
         Args:
-            config: the run's config.
             before: the state to which an update that does not finish returns.
             strides: `FlowPolicy.strides` of the policy that rolled out.
         """

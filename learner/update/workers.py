@@ -21,11 +21,11 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Work = Callable[Concatenate[Learner, P], Result]
 """A method of `Learner`."""
-Coming = asyncio.Future[ScoredGroup]
+PendingGroup = asyncio.Future[ScoredGroup]
 """A group that is complete or still being made."""
 
 
-class Run(Protocol):
+class Runner(Protocol):
     """Runs a function."""
 
     async def __call__(self, work: Callable[[], Result]) -> Result:
@@ -62,28 +62,25 @@ async def at_once(work: Callable[[], Result]) -> Result:
 class InProcessWorker:
     """A `Worker` in this process."""
 
-    def __init__(self, learner: Learner, run: Run = at_once) -> None:
+    def __init__(self, learner: Learner, run: Runner = at_once) -> None:
         """
         Args:
-            learner: does the work.
             run: how to call it: `at_once`, or in a thread.
         """
         self._learner = learner
         self._run = run
 
     async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Run a method of the learner and return its result."""
         return await self._run(lambda: work(self._learner, *args, **named))
 
     async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
-        """Run a method of the learner and return its result."""
         return await self.call(work, *args, **named)
 
 
 async def update(
     config: RunConfig,
     workers: Sequence[Worker],
-    coming: Sequence[Coming],
+    pending: Sequence[PendingGroup],
     *,
     share: Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup]] = lambda groups: groups,
 ) -> Metrics:
@@ -93,13 +90,9 @@ async def update(
     made, and takes each optimizer step as soon as its groups are complete. The order of sums is the same.
 
     Args:
-        config: the run's config.
         workers: W workers, in the order of their seats; W divides `learner.lanes`.
-        coming: the groups of the iteration, in order; complete or still being made.
+        pending: the groups of the iteration, in order; complete or still being made.
         share: makes one reference to all groups for all workers, if they are complete before the update.
-
-    Returns:
-        Metrics by name.
 
     Raises:
         ContractError: a group is incomplete or belongs to another iteration, or the workers' adapters differ
@@ -107,16 +100,16 @@ async def update(
         NonFiniteError: a loss or a gradient is not finite; the adapter is then the one before the update.
     """
     is_early = config.trains_early
-    groups = [] if is_early else [await _complete(group) for group in coming]
+    groups = [] if is_early else [await _complete(group) for group in pending]
     await _all(workers, Learner.begin)
     if groups:
         await _all(workers, Learner.feed, share(groups))
     size = config.group.per_iteration // config.learner.updates_per_iteration
     adding_s = 0.0
     for epoch in range(config.learner.epochs):
-        for first in range(0, len(coming), size):
+        for first in range(0, len(pending), size):
             if is_early and epoch == 0:
-                await _together(_follow(worker, coming, first=first, stop=first + size) for worker in workers)
+                await _together(_follow(worker, pending, first=first, stop=first + size) for worker in workers)
             else:
                 await _all(workers, Learner.train, first, size, epoch=epoch)
             began = time.monotonic()
@@ -134,17 +127,17 @@ async def update(
     return {**finished[0].metrics, "update/reduction_seconds": adding_s}
 
 
-async def _follow(worker: Worker, coming: Sequence[Coming], *, first: int, stop: int) -> None:
+async def _follow(worker: Worker, pending: Sequence[PendingGroup], *, first: int, stop: int) -> None:
     """Train a worker's shards of a mini-batch as its groups become complete, in their order."""
     while first < stop:
-        await _complete(coming[first])
-        groups = [group.result() for group in takewhile(lambda each: each.done(), coming[first:stop])]
+        await _complete(pending[first])
+        groups = [group.result() for group in takewhile(lambda each: each.done(), pending[first:stop])]
         await worker.call(Learner.feed, groups)
         await worker.call(Learner.train, first, len(groups), epoch=0)
         first += len(groups)
 
 
-async def _complete(group: Coming) -> ScoredGroup:
+async def _complete(group: PendingGroup) -> ScoredGroup:
     """Wait for a group; a cancelled wait does not end the group's production."""
     await asyncio.wait({group})
     return group.result()

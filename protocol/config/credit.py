@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Section, Weight
 from protocol.errors import ConfigError, named_line
-from protocol.import_path import find_function, is_path, require_known
+from protocol.ground.import_path import find_function, is_path, require_known
 
 
 @dataclass(frozen=True)

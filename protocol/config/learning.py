@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import Decay, Positive, Section
-from protocol.import_path import require_known
+from protocol.ground.import_path import require_known
 
 
 class GroupConfig(Section):
@@ -37,7 +37,6 @@ class GroupConfig(Section):
 
     @property
     def shards(self) -> int:
-        """Number of shards of one iteration."""
         return self.per_iteration * self.size // self.shard
 
 

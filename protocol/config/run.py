@@ -19,7 +19,7 @@ from protocol.config.reward import RewardConfig, changes_no_score
 from protocol.config.sampling import CompletionConfig, SamplingConfig
 from protocol.config.section import Positive, Section, require_both_sides
 from protocol.config.status import StatusConfig
-from protocol.import_path import is_path, whole_path
+from protocol.ground.import_path import is_path, whole_path
 
 
 class DataConfig(Section):
@@ -50,6 +50,8 @@ class EvaluationConfig(Section):
     """Score that an evaluation reports: `reward` (the mixture), `<reward>`, or `<reward>/<component>`."""
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
+    shown: Positive = 12
+    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each."""
     height: Positive | None = None
     """Height of an image in pixels; null takes that of training. The schedule follows the size as in training."""
     width: Positive | None = None
@@ -316,9 +318,6 @@ class RunConfig(Section):
             iteration: counted from 0; the first one is recorded, and every `status.trajectories_every`-th.
             group: number of the shard's group in the iteration.
             first_member: number of the shard's first member in the group.
-
-        Returns:
-            True if it is.
         """
         is_due = iteration == 0 or (iteration + 1) % self.status.trajectories_every == 0
         return self.status.trajectories > 0 and is_due and group == first_member == 0
@@ -437,6 +436,11 @@ class RunConfig(Section):
         """Return every field, by dotted key."""
         return flatten(self.model_dump(mode="json"))
 
+    @property
+    def diversity_reading(self) -> str | None:
+        """Name of the reward with the scorer `diversity`; None if there is none."""
+        return next((name for name, reward in self.rewards.items() if reward.scorer == "diversity"), None)
+
     def outcome_fields(self) -> dict[str, Any]:
         """Return every field that can change a result, by dotted key.
 
@@ -463,5 +467,6 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_free(key: str) -> bool:
     is_cluster = key.startswith("cluster.") and not key.endswith((".threads", ".gpus"))
-    is_own = key in ("iterations", "model.embedding_cache") or key.startswith(("checkpoint.", "guards.", "status."))
+    is_own = key in ("iterations", "model.embedding_cache", "evaluation.shown")
+    is_own = is_own or key.startswith(("checkpoint.", "guards.", "status."))
     return is_cluster or changes_no_score(key) or is_own

@@ -5,9 +5,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from protocol.addresses import BOARD_VARIABLE, EMBEDDED, OFF, check_address, is_secret_free
 from protocol.config.section import WORD_OFF, Section
 from protocol.errors import ConfigError
+from protocol.ground.addresses import BOARD_VARIABLE, EMBEDDED, OFF, check_address, is_secret_free
 
 
 class StatusConfig(Section):

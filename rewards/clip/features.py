@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from protocol.errors import ScorerError
+from protocol.ground.pretrained import require_vocabulary
+from protocol.ground.resources import resolve
 from protocol.messages import Prompt
-from protocol.pretrained import require_vocabulary
-from protocol.resources import resolve
 from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
 
 VIT_L = "openai/clip-vit-large-patch14"

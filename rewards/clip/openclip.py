@@ -79,7 +79,6 @@ def convert(checkpoint: Path, folder: Path, *, like: str = LIKE) -> None:
 
     Args:
         checkpoint: a file written by `torch.save` that holds the tensors, directly or under `state_dict`.
-        folder: the CLIP folder to write.
         like: CLIP folder or hub id of the same architecture.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from protocol.messages import Metadata, Scores
 from rewards.clip.features import ROUNDING, ClipFeatures, ClipScorer
 from rewards.clip.openclip import LIKE
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "yuvalkirstain/PickScore_v1"
 DIVISOR = 26.0
@@ -50,12 +50,11 @@ class PickScore(ClipScorer):
 
     @staticmethod
     def ready(*, model: str = MODEL, processor: str | None = None, **_: Any) -> None:
-        """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor or _own_processor(model))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(self._factor * self._clip.cosines(images, prompts))
+        return scored(self._factor * self._clip.cosines(images, prompts))
 
 
 def _own_processor(model: str) -> str | None:

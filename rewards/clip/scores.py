@@ -13,7 +13,7 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Scores
 from rewards.clip.features import ROUNDING, VIT_L, ClipFeatures, ClipScorer
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged, partly
+from rewards.scores import partly, scored
 
 
 class ClipScore(ClipScorer):
@@ -28,7 +28,7 @@ class ClipScore(ClipScorer):
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
+        return scored(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
 
 
 class HPSv2(ClipScorer):
@@ -57,12 +57,11 @@ class HPSv2(ClipScorer):
 
     @staticmethod
     def ready(*, model: str, processor: str | None = None, **_: Any) -> None:  # pyrefly: ignore[bad-override]
-        """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model, processor)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged(self._clip.cosines(images, prompts))
+        return scored(self._clip.cosines(images, prompts))
 
 
 class Aesthetic(ClipScorer):
@@ -81,7 +80,6 @@ class Aesthetic(ClipScorer):
         """Load the weights.
 
         Args:
-            head: file of the head.
             model: folder, `pkg://` path or hub id of the CLIP that computes the head's input.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward, at least 1.
@@ -103,7 +101,7 @@ class Aesthetic(ClipScorer):
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias
-        return judged(features[:, 0])
+        return scored(features[:, 0])
 
 
 class Diversity(ClipScorer):
@@ -124,7 +122,7 @@ class Diversity(ClipScorer):
             return partly([0.0] * len(images), ["it has no other image in its group"] * len(images))
         features = self._clip.of_images(images).astype(np.float64)
         cosines = features @ features.T
-        return judged(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
+        return scored(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
 
 
 def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -26,9 +26,6 @@ def judge_original(detections: Sequence[Detection], clauses: Clauses) -> Verdict
     Args:
         detections: the objects found in the image, in any order.
         clauses: the prompt's, from `read_clauses`.
-
-    Returns:
-        The verdict.
     """
     ranked = {label: objects[:MOST_OBJECTS] for label, objects in rank(detections, clauses).items()}
     terms, strict = _soft_terms(ranked, clauses)

@@ -110,10 +110,11 @@ class PhotoDetector:
 
     def detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:
         """Detect the objects of each image uint8 [B, H, W, 3], best score first; see `Detector`."""
+        size = self.images_per_forward
         return [
             objects
-            for start in range(0, len(images), self._forward)
-            for objects in self._detect(images[start : start + self._forward], colored[start : start + self._forward])
+            for start in range(0, len(images), size)
+            for objects in self._detect(images[start : start + size], colored[start : start + size])
         ]
 
     @cached_property
@@ -136,7 +137,7 @@ class PhotoDetector:
         return ClipFeatures(self._clip_source, device=self._device, batch=self._batch)
 
     @property
-    def _forward(self) -> int:
+    def images_per_forward(self) -> int:
         """Images of one forward: on a CPU the rounding of a row may depend on its position in the batch."""
         return 1 if self._segmenter[2] == "cpu" else self._batch
 
@@ -164,7 +165,7 @@ class PhotoDetector:
         from flow.device import tf32
 
         model, processor, device = self._segmenter
-        filled = np.zeros((self._forward, *images.shape[1:]), np.uint8)
+        filled = np.zeros((self.images_per_forward, *images.shape[1:]), np.uint8)
         filled[: len(images)] = images
         pixels, pixel_mask = prepared(processor, filled, device)
         with torch.inference_mode(), tf32(device):

@@ -19,7 +19,7 @@ from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
 from rewards.loading import build_from_path, require_ready
-from rewards.scores import judged
+from rewards.scores import scored
 
 PHOTOS = "rewards.geneval.photo_detector:PhotoDetector"
 JUDGES = {"sound": judge, "original": judge_original}
@@ -68,7 +68,6 @@ class GenEval:
 
         Args:
             detector: import path `package.module:Class` of a `Detector`.
-            detector_args: keyword arguments of its constructor.
             reward: the value of an image: `soft` or `strict`.
             compat: the formulas: `sound`, or `original` for those of the original code.
 
@@ -114,7 +113,7 @@ class GenEval:
             self._judge(self._sure_enough(objects, line), clauses[id(line)])
             for objects, line in zip(found, metadata, strict=True)
         ]
-        return judged(
+        return scored(
             [getattr(verdict, self._reward) for verdict in verdicts],
             {name: [getattr(verdict, name) for verdict in verdicts] for name in self.components},
         )

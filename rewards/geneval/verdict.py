@@ -67,9 +67,6 @@ def judge(detections: Sequence[Detection], clauses: Clauses) -> Verdict:
     Args:
         detections: the objects found in the image, in any order.
         clauses: the prompt's, from `read_clauses`.
-
-    Returns:
-        The verdict.
     """
     ranked = rank(detections, clauses)
     correct = _is_correct(ranked, clauses)
@@ -89,7 +86,6 @@ def relations(first: Box, second: Box) -> frozenset[str]:
 
     Args:
         first: x0, y0, x1, y1 in pixels, y pointing down.
-        second: the same for the other box.
     """
     a, b = np.asarray(first).reshape(2, 2), np.asarray(second).reshape(2, 2)
     offset = a.mean(axis=0) - b.mean(axis=0)

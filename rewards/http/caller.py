@@ -56,7 +56,6 @@ class HttpCaller:
 
         Args:
             url: base address, `http://host:port` or with a path.
-            timeout_s: seconds for one try.
             tries: at least 1.
             deadline_s: seconds for one call with all its tries and waits.
             token_env: environment variable that holds the bearer token.
@@ -85,12 +84,7 @@ class HttpCaller:
         """Send a request and return the reply of status 200.
 
         Args:
-            method: GET or POST.
-            path: appended to the base address.
             request: arguments of httpx's `Client.request`.
-
-        Returns:
-            The reply.
 
         Raises:
             CallError: no such reply within the tries and the deadline; the message says how the last try ended.
@@ -124,7 +118,8 @@ class HttpCaller:
         try:
             status, reply = asked.result()
         except TimeoutError:
-            raise _PassingError(f"{where}: no whole reply within {seconds:.3g} s") from None
+            limit = f"{seconds:.3g} s" if seconds == self._timeout_s else f"the deadline of {self._deadline_s:.3g} s"
+            raise _PassingError(f"{where}: no whole reply within {limit}") from None
         except self._broken as error:
             raise _PassingError(f"{where}: {named_line(error)}") from error
         except self._unreadable as error:

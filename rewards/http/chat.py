@@ -21,9 +21,6 @@ def checked_pattern(pattern: str, instruction: str, *, of: str, **filled_in: str
         of: name of the scorer, for the error.
         filled_in: further fields that the instruction may hold.
 
-    Returns:
-        The pattern.
-
     Raises:
         ScorerError: one of them cannot be parsed or lacks its part.
     """
@@ -41,12 +38,6 @@ class ChatModel:
     """A model of one endpoint; it answers at temperature 0."""
 
     def __init__(self, caller: HttpCaller, *, model: str, max_tokens: int) -> None:
-        """
-        Args:
-            caller: client of the endpoint.
-            model: name of the model there.
-            max_tokens: largest length of one answer.
-        """
         self._caller, self._model, self._max_tokens = caller, model, max_tokens
 
     def ask(self, images: Sequence[np.ndarray], words: str) -> tuple[object, str]:

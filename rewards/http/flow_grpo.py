@@ -80,7 +80,6 @@ class FlowGrpoServer:
         """Check the settings; no request is sent.
 
         Args:
-            url: address for the requests.
             send: `prompts` (preference models) or `meta_datas` (GenEval).
             values: the key of the reply that holds the scores.
             low: least value that a score can have.
@@ -89,9 +88,6 @@ class FlowGrpoServer:
             unpickle: read a pickled reply, but build plain data and arrays only.
             image_format: `jpeg`, which the released servers read, or `png`, lossless, for a server that takes it.
             quality: quality of a JPEG, 1 to 100.
-            batch: images of one request.
-            timeout_s: seconds for one try.
-            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
 
         Raises:

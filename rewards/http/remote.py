@@ -58,10 +58,6 @@ class RemoteScorer:
         """Ask the service for its scorers.
 
         Args:
-            url: address of the service.
-            scorer: name of the scorer there.
-            timeout_s: seconds for one try of one request.
-            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
             batch: images in one request; a group is always one request.
             parallel: requests in progress at one time.

@@ -56,15 +56,11 @@ class VlmJudge:
 
         Args:
             url: address of the endpoint, up to and including `/v1`.
-            model: name of the model there.
             instruction: the question; `{prompt}`, `{low}` and `{high}` are filled in.
             pattern: regular expression with one group, the number; it must match exactly once.
             low: least valid number.
             high: largest valid number, by which the number is divided; above 0.
-            max_tokens: largest length of one answer.
             parallel: requests in progress at one time.
-            timeout_s: seconds for one try.
-            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
             token_env: environment variable that holds the API key.
 

@@ -43,12 +43,8 @@ class VlmPairs:
 
         Args:
             url: address of the endpoint, up to and including `/v1`.
-            model: name of the model there.
             instruction: the question; `{prompt}` is filled in.
             pattern: regular expression with one group, `1`, `2` or `tie`; it must match exactly once.
-            max_tokens: largest length of one answer.
-            timeout_s: seconds for one try.
-            tries: tries of one request.
             deadline_s: seconds for all tries of one request together.
             token_env: environment variable that holds the API key.
 
@@ -65,8 +61,6 @@ class VlmPairs:
         Args:
             first: uint8 [H, W, 3].
             second: as `first`.
-            prompt: the prompt of both.
-            metadata: not used.
 
         Returns:
             The share of the first image, and a reason, which is empty if there is an answer.

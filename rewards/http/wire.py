@@ -8,17 +8,18 @@ An image is a byte string in msgpack and base64 in JSON. A missing number is nul
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from protocol.errors import ContractError
+from protocol.errors import ContractError, plain
 from protocol.messages import Scores
 from rewards.scores import partly
 
 MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")
+ScorerName = Annotated[str, StringConstraints(max_length=200)]
 MOST_ITEMS = 1024
 """Largest number of images, or prompts, of one request."""
 REQUEST_PIXELS = 256 * 1024 * 1024
@@ -47,7 +48,7 @@ class Item(Message):
 class ScoreCall(Message):
     """The request to score images."""
 
-    scorer: str
+    scorer: ScorerName
     items: tuple[Item, ...] = Field(min_length=1, max_length=MOST_ITEMS)
 
 
@@ -78,7 +79,7 @@ class PromptLine(Message):
 class CheckCall(Message):
     """The request to check prompts."""
 
-    scorer: str
+    scorer: ScorerName
     prompts: tuple[PromptLine, ...] = Field(max_length=MOST_ITEMS)
 
 
@@ -120,12 +121,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
     """Read a message.
 
     Args:
-        cls: class of the message.
-        data: its bytes.
         kind: content type of the bytes.
-
-    Returns:
-        The message.
 
     Raises:
         ContractError: another content type, bytes that are not such a message, or more than `MOST_VALUES` values.
@@ -140,7 +136,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
             return cls.model_validate(_unpacked(data))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
+        where = ".".join(str(part)[:60] for part in problem["loc"])
         raise ContractError(f"{cls.__name__} is malformed: {where}: {problem['msg']}") from None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ContractError(f"{cls.__name__} is not {kind}: {error}") from None
@@ -172,7 +168,7 @@ def scores_of(answers: Sequence[ItemAnswer]) -> Scores:
     names = dict.fromkeys(name for item in answers for name in item.components)
     return partly(
         [_nan(item.value) for item in answers],
-        [item.reason for item in answers],
+        [plain(item.reason) for item in answers],
         {name: [_nan(item.components.get(name)) for item in answers] for name in names},
     )
 

@@ -87,7 +87,6 @@ class PaddleOcr:
         require_library("paddleocr")
 
     def read(self, image: np.ndarray) -> list[str]:
-        """The lines with a confidence above 0, in the engine's order."""
         lines = []
         for page in self._engine.predict(np.ascontiguousarray(image[..., ::-1])):
             pairs = zip(page["rec_texts"], page["rec_scores"], strict=True)

@@ -96,12 +96,6 @@ class Ocr:
     ) -> None:
         """Check that the engine's library is installed.
 
-        Args:
-            engine: as in the constructor.
-            text: as in the constructor.
-            threads: as in the constructor.
-            engine_args: as in the constructor.
-
         Raises:
             ScorerError: it is not.
         """
@@ -179,9 +173,11 @@ def as_released(text: str) -> str:
 
 FORMS: Mapping[Form, Callable[[str], str]] = {"folded": folded, "flow_grpo": as_released}
 """The forms in which target and reading are compared, by the argument `text`."""
-STRAIGHT = str.maketrans(
-    dict.fromkeys("‘’‚‛′`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−﹘﹣", "-")
-)
+STRAIGHT = {
+    ord(letter): plain
+    for letters, plain in (("‘’‚‛′`´", "'"), ("“”„‟″«»", '"'), ("‐‑‒–—―−﹘﹣", "-"))
+    for letter in letters
+}
 """Printed quotes, primes and dashes as the ones of a keyboard; NFKC turns an ellipsis into three dots."""
 
 

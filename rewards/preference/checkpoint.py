@@ -11,8 +11,8 @@ from typing import Any
 from zipfile import is_zipfile
 
 from protocol.errors import ScorerError, one_line
-from protocol.hub import cached_on_hub, is_hub_id
-from protocol.resources import resolve
+from protocol.ground.hub import cached_on_hub, is_hub_id
+from protocol.ground.resources import resolve
 from rewards.pretrained import load_pretrained, require_pretrained
 
 
@@ -23,9 +23,6 @@ def read_tensors(source: str, *, file: str, is_outline: bool = False) -> dict[st
         source: a file, a folder that holds `file`, or the hub id of a repository that holds it.
         file: the authors' file name; a source with its ending, `.pt` or `.safetensors`, is a file.
         is_outline: read the header only; the tensors lie on the device `meta`.
-
-    Returns:
-        The tensors by name, on the CPU.
     """
     import torch
     from huggingface_hub import hf_hub_download
@@ -73,11 +70,6 @@ def _is_file(source: str, file: str) -> bool:
 def holds_tensors(source: str, scorer: str, remedy: str) -> Iterator[Callable[[Iterable[str], Iterable[str]], None]]:
     """Turn what the block finds wrong with a checkpoint's tensors into a ScorerError.
 
-    Args:
-        source: names the checkpoint.
-        scorer: whose tensors it must hold.
-        remedy: what to do about it.
-
     Yields:
         A function of the names that the checkpoint lacks and of those that the scorer does not have; it refuses both.
 
@@ -112,7 +104,6 @@ def linear_head(
     """Build the linear layers `<prefix>.N` of a checkpoint, one after the other; dropout between them does nothing.
 
     Args:
-        shapes: shapes of all tensors by name.
         prefix: the part of the names before the layers' numbers.
         inputs: input width of the first layer.
         outputs: output width that the last layer must have.

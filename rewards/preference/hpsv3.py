@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from protocol.errors import PromptError, ScorerError, one_line
+from protocol.ground.resources import resolve
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from protocol.resources import resolve
 from rewards.preference.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "MizzenAI/HPSv3"
 FILE = "HPSv3.safetensors"
@@ -96,8 +96,6 @@ class HPSv3:
 
         Args:
             template: the file with the authors' texts; it is read.
-            model: source of the weights.
-            base: source of config and tokenizer.
 
         Raises:
             ScorerError: one is missing.
@@ -121,7 +119,7 @@ class HPSv3:
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         """Score B images against their prompts."""
-        return judged([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
+        return scored([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
 
     def _rated(self, image: np.ndarray, prompt: str) -> float:
         _require_plain(prompt)
@@ -198,8 +196,6 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
 
     Args:
         tensors: tensors by the authors' names: those of Qwen2-VL's published checkpoints, and `rm_head.N`.
-        config: the Qwen2-VL's config.
-        source: names the checkpoint in errors.
         dtype: dtype of the Qwen2-VL; the head stays float32.
 
     Returns:

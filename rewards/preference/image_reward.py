@@ -18,7 +18,7 @@ from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.preference.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
-from rewards.scores import judged
+from rewards.scores import scored
 
 MODEL = "zai-org/ImageReward"
 FILE = "ImageReward.pt"
@@ -110,7 +110,7 @@ class ImageReward:
             for part in rows.reshape(-1, self._batch)
         ]
         rated = np.concatenate(parts)[: len(images)].astype(np.float64)
-        return judged((rated - MEAN) / STD)
+        return scored((rated - MEAN) / STD)
 
     def _rated(self, pixels: Any, ids: Any, mask: Any) -> np.ndarray:
         """Return the head's numbers [N] for images [N, 3, S, S] with the tokens of their prompts [N, L]."""
@@ -137,10 +137,6 @@ def _pixels(image: np.ndarray, side: int) -> np.ndarray:
 
 def _network_of(saved: Mapping[str, Any], source: str) -> tuple[Any, int]:
     """Build transformers' modules for the tensors of the authors' checkpoint and load them.
-
-    Args:
-        saved: tensors by the authors' names.
-        source: names the checkpoint in errors.
 
     Returns:
         A module dictionary of `vision`, `text` and `head`; the side in pixels of the images that it takes.

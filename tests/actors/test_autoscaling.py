@@ -80,7 +80,7 @@ def test_a_larger_size_starts_nodes_and_a_smaller_one_lets_idle_nodes_go(address
         pool.scale(1)
         await holds(lambda: workers() == 1)
         assert pool.status().ready == 1
-        await pool.each(lambda actor: answer(actor.work.remote(), timeout_s=60))
+        await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
         pool.scale(2)
         await holds(lambda: pool.status().ready == 2)
         assert (workers(), pool.restarts) == (1, 0)

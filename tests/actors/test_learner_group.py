@@ -168,11 +168,11 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
             with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3: .* take one of 1, 2, 4, 8"):
                 group.scale(3)
             group.scale(4)
-            await until(lambda: (group.status().ready, group.status().waiting) == (2, 2))
             await update(group, 1)
+            await until(lambda: (group.status().ready, group.status().waiting) == (2, 2))
+            await update(group, 2)
             group.scale(2)
             assert (group.status().desired, group.status().ready, group.status().waiting) == (2, 2, 0)
-            await update(group, 2)
             assert (await group.adapter()).digest == reference.learner.adapter().digest
             assert {actor.adapter_version for actor in group.actors()} == {3}
             group.scale(1)

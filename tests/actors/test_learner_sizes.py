@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
+from actors import learners
 from actors.learners import LearnerGroup
 from actors.pool.nodes import NodeFailures
 from flow.device import library_facts
@@ -158,9 +159,11 @@ def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config
     assert "a further worker has failed before it joined" in caplog.text
 
 
-def test_a_failed_group_starts_again_where_there_was_room_for_it_and_its_desired_size_goes_on_waiting(
-    tiny_config, fakes
+def test_a_failed_group_starts_again_where_there_is_room_for_it_and_its_desired_size_goes_on_waiting(
+    tiny_config, fakes, monkeypatch
 ):
+    monkeypatch.setattr(learners, "SETTLE_S", 0.1)
+
     async def scenario() -> None:
         fakes.room = 2
         group = group_of(tiny_config, fakes, 2)
@@ -168,7 +171,7 @@ def test_a_failed_group_starts_again_where_there_was_room_for_it_and_its_desired
         group.scale(4)
         await until(lambda: len(fakes.made) == 4)
         await group.restart()
-        await until(lambda: len(fakes.made) == 8)
+        await until(lambda: len(fakes.made) == 10)  # those without a node start again as further workers
         assert (group.status().desired, group.status().ready, group.status().waiting) == (4, 2, 2)
         require_seats(fakes.made[4:6])
         group.scale(2)

@@ -17,7 +17,7 @@ from actors.rollouts import RolloutPool
 from flow.device import library_facts
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
-from protocol.import_path import file_digests
+from protocol.ground.import_path import file_digests
 from tests.support.runs.sinks import Silent
 
 TWO_ACTORS = {"brightness": {"scorer": "geneval", "actors": 2}}
@@ -29,10 +29,10 @@ class Answered:
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def remote(self, *_: Any) -> "Answered":
+    def options(self, **_: Any) -> "Answered":
         return self
 
-    def options(self, **_: Any) -> "Answered":
+    def remote(self, *_: Any) -> "Answered":
         return self
 
     def future(self) -> "Future[Any]":

@@ -228,8 +228,8 @@ def test_a_smaller_size_calls_off_further_members_before_those_that_the_pool_nee
         for member, is_needed in zip(members, (False, True, False), strict=True):
             starts.begin(member, is_needed=is_needed)
         kept = []
-        for surplus in (1, 1):
-            starts.cancel(surplus)
+        for size in (2, 1):
+            starts.resize([], size)
             kept.append([member.slot for member in starts.members])
         starts.stop()
         return kept

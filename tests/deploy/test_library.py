@@ -176,12 +176,12 @@ def test_a_request_stops_in_order_and_a_second_one_at_once() -> None:
     async def scene(*, is_twice: bool) -> None:
         request = StopRequest()
         with stop_on_signal(lambda text: None, within_s=60, request=request) as stop:
-            request.ask()
+            request.send()
             await asyncio.wait_for(stop.wait(), 30)
             if is_twice:
-                request.ask()
+                request.send()
                 await asyncio.sleep(30)
-        request.ask()  # nobody hears it any more
+        request.send()  # nobody hears it any more
 
     asyncio.run(scene(is_twice=False))
     with pytest.raises(asyncio.CancelledError):
@@ -191,7 +191,7 @@ def test_a_request_stops_in_order_and_a_second_one_at_once() -> None:
 def test_what_was_asked_before_the_run_began_is_heard_when_it_begins() -> None:
     async def scene() -> bool:
         request = StopRequest()
-        request.ask()
+        request.send()
         with stop_on_signal(lambda text: None, within_s=60, request=request) as stop:
             await asyncio.wait_for(stop.wait(), 30)
         return stop.is_set()

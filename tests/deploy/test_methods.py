@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deploy import presets
-from deploy.presets import load_config, merge, method_names, read_method
+from deploy.presets import load_config, merge, method_names, method_of, read_method
 from flow.maths.windows import splits_of
 from protocol.config.credit import needs_of
 from protocol.config.run import RunConfig, flatten
@@ -117,13 +117,11 @@ def test_settings_stand_where_a_preset_is_silent_and_identity_over_it(tmp_path: 
     assert config.evaluation.adapter == "average"
 
 
-def test_the_running_mean_moves_twice_at_each_turn_but_in_the_two_methods_that_the_page_names() -> None:
+def test_the_running_mean_moves_twice_at_each_turn_but_in_two_methods() -> None:
     averages = {name: read_method(name)["settings"].get("learner", {}).get("average", {}) for name in METHODS}
     turns = {name: average.get("repeats", 1) for name, average in averages.items() if average.get("every") == 8}
     assert len(turns) > 8
     assert {name for name, repeats in turns.items() if repeats != 2} == {"grpo_guard", "flow_dppo"}
-    page = (ROOT / "docs" / "method" / "objectives.md").read_text().split()
-    assert "`grpo_guard` and `flow_dppo` have 1, so their mean is older than Flow-GRPO's" in " ".join(page)
 
 
 def test_the_user_s_own_keys_win_whatever_their_order(tmp_path: Path) -> None:
@@ -223,3 +221,13 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     assert (granular.learner.learning_rate, granular.credit.ddof, granular.credit.mixture) == (2e-6, 1, "advantages")
     weights = laid("step_weights").credit.step_weights
     assert (weights.early, weights.middle, weights.late) == (1.8, 1.0, 1.3)
+
+
+@pytest.mark.parametrize("name", ["stepwise_tree", "flow_grpo", "tp_grpo", "stepwise_calibrated"])
+def test_the_method_of_a_config_is_the_one_whose_identity_it_has(name: str) -> None:
+    assert method_of(load_config("toy_geneval", overrides=[f"method={name}"])) == name
+    assert method_of(load_config("toy_geneval", overrides=[f"method={name}", "credit.ddof=1"])) == ""
+
+
+def test_the_demo_has_the_identity_of_stepwise_tree() -> None:
+    assert method_of(load_config("toy_geneval")) == "stepwise_tree"

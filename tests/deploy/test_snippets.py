@@ -20,10 +20,10 @@ import flowcredit
 from deploy.presets import load_config
 from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
-from flow.models.folder import adapter_config
+from flow.models.located import adapter_config
 from flow.rollout import RolloutPolicy
+from protocol.ground.resources import resolve
 from protocol.messages import Adapter, GenerateRequest, Prompt, digest_of
-from protocol.resources import resolve
 from tests.support.pages import PAGES, name_of
 from tests.support.paths import ROOT
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from protocol.config.run import RunConfig
 from tests.support.pages import PAGES, metric_patterns, name_of
 from tests.support.paths import ROOT

@@ -27,7 +27,6 @@ REDNESS = {
     "rewards": {"redness": {"scorer": "tests.support.rewards.judges:Redness"}},
     "evaluation": {"component": "reward"},
 }
-MOST, MOST_OF_A_LEARNER_WORKER = 20, 6
 LOOP = "learner/loop/loop.py"
 
 
@@ -50,18 +49,11 @@ def in_table() -> set[str]:
 
 
 def without_the_list(found: set[str]) -> set[str]:
-    """What is not one of the files and folders that the page does not count."""
-    listed = section()[section().index("Not counted are:") : section().index("With these,")]
+    """The files that are not in the list below the table."""
+    listed = section()[section().index("The trajectory also passes") : section().index("The loop knows four ports")]
     others = re.findall(r"`([a-z_/]+(?:\.py|/))`", listed)
     folders = tuple(other for other in others if other.endswith("/"))
     return {name for name in found if not name.startswith(folders) and name not in others}
-
-
-def total(pattern: str) -> int:
-    """A number of files that the page gives for a whole trace."""
-    found = re.search(pattern, section())
-    assert found is not None
-    return int(found[1])
 
 
 def config_of(tiny_config: Callable[..., RunConfig], **sections: Any) -> RunConfig:
@@ -80,11 +72,6 @@ async def files_of_one_group(config: RunConfig, ports: Ports, trace: Trace, *act
         return trace.end().union(*(actor.end() for actor in actors))
 
 
-def test_the_way_is_short() -> None:
-    assert len(rows()) <= MOST
-    assert sum(process.endswith("learner worker") for process, _ in rows()) <= MOST_OF_A_LEARNER_WORKER
-
-
 def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_process(
     tiny_config: Callable[..., RunConfig],
 ) -> None:
@@ -98,7 +85,6 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_in_one_p
         return found
 
     found = asyncio.run(scene())
-    assert len(found | {LOOP}) == total(r"In one process it\s+shows (\d+) files")
     counted = without_the_list(found) - {IN_ONE_PROCESS}
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {name for name in in_table() if name.startswith("actors/")} | {LOOP}
@@ -134,7 +120,6 @@ def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(
                 pool.stop()
 
     found = asyncio.run(scene())
-    assert len(found | {LOOP}) == total(r"shows (\d+) files on Ray")
     counted = without_the_list(found)
     assert counted - in_table() == set(), "a file on the way that the page leaves out"
     assert in_table() - counted == {LOOP}

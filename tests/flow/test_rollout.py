@@ -132,8 +132,8 @@ def test_trajectories_chain_through_keyed_noise(backbone: Backbone, tiny_config:
     for k in range(4):
         latents = torch.from_numpy(rollout.latents[:, k].copy())
         with torch.no_grad():
-            alike = 1 if k else 3
-            transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
+            rows_per_state = 1 if k else 3
+            transition, _ = policy.transition(latents, k, conditioning=conditioning, rows_per_state=rows_per_state)
         expected = transition.mean
         if k < 3:
             expected = transition.sample(trajectory_noise(**key, members=(1, 2, 3), step=k))
@@ -160,7 +160,7 @@ def test_a_merged_step_leads_past_the_points_that_it_crosses(backbone: Backbone,
         states = torch.from_numpy(rollout.latents.copy())
         assert torch.equal(states[0, k], states[1, k]), "one trunk"
         with torch.no_grad():
-            transition, _ = policy.transition(states[:, k], k, conditioning=conditioning, alike=2)
+            transition, _ = policy.transition(states[:, k], k, conditioning=conditioning, rows_per_state=2)
             assert np.array_equal(rollout.log_probs[:, 0], transition.log_prob(states[:, k + 1]).numpy())
             for crossed in range(k + 1, k + policy.span(k) + 1):
                 assert torch.equal(states[:, crossed], states[:, k + 1])
@@ -278,11 +278,14 @@ def test_members_of_a_branch_share_states_and_noise_until_it_splits(backbone: Ba
     assert [len({row.tobytes() for row in rollout.log_probs[:, column]}) for column in (1, 2)] == [3, 6]
     key = {"seed": 7, "iteration": 1, "group": 2, "shape": (4, 8, 8)}
     conditioning = policy.conditioning(PROMPT.text, "")
-    for k, leaders, alike in ((0, [0, 2, 4], 3), (1, [0, 2, 4], 1), (2, [0, 1, 2, 3, 4, 5], 2)):
-        assert policy.alike(k, rollout.steps, len(leaders)) == alike
+    for k, leaders, rows_per_state in ((0, [0, 2, 4], 3), (1, [0, 2, 4], 1), (2, [0, 1, 2, 3, 4, 5], 2)):
+        assert policy.rows_per_state(k, rollout.steps, len(leaders)) == rows_per_state
         with torch.no_grad():
             transition, _ = policy.transition(
-                torch.from_numpy(rollout.latents[leaders, k].copy()), k, conditioning=conditioning, alike=alike
+                torch.from_numpy(rollout.latents[leaders, k].copy()),
+                k,
+                conditioning=conditioning,
+                rows_per_state=rows_per_state,
             )
         expected = transition.sample(trajectory_noise(**key, members=leaders, step=k))
         assert np.array_equal(rollout.latents[leaders, k + 1], expected.numpy())

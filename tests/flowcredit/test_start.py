@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowcredit.start import PACKAGES, hidden, shadows
+from flowcredit.packages import PACKAGES, hidden, shadows
 from tests.support.paths import ROOT
 
 SCORER = """
 import numpy as np
 from beside import LEVEL
-from rewards.scores import judged
+from rewards.scores import scored
 
 class Level:
     name, low, high = "level", 0.0, 1.0
     @staticmethod
     def check(prompts): pass
     def score(self, images, prompts, metadata):
-        return judged(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
+        return scored(np.clip(LEVEL * images.mean((1, 2, 3)) / 255, 0, 1))
 """
 
 
@@ -174,8 +174,8 @@ def test_packages_that_ray_keeps_apart_are_all_ours(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copies / f"_ray_pkg_{number}" / name, ignore=shutil.ignore_patterns("__pycache__"))
     path = [str(folder) for folder in copies.iterdir()]
     code = (
-        f"import sys; sys.path[:0] = {path!r}; from flowcredit import start; start.ours_first(); import deploy;"
-        f" print(deploy.__file__); print([str(each) for each in start.shadows() if '_ray_pkg_' in str(each)])"
+        f"import sys; sys.path[:0] = {path!r}; from flowcredit import packages; packages.ours_first(); import deploy;"
+        f" print(deploy.__file__); print([str(each) for each in packages.shadows() if '_ray_pkg_' in str(each)])"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     where, shadows = said.splitlines()

@@ -27,7 +27,7 @@ from learner.checkpoint import (
 )
 from protocol.config.model import LoraConfig
 from protocol.errors import CheckpointError
-from protocol.files import ADAPTER_FILE, sha256_of
+from protocol.ground.files import ADAPTER_FILE, sha256_of
 from protocol.messages import Adapter, LearnerState, digest_of
 
 LORA = LoraConfig(rank=2, alpha=4)

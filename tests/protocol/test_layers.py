@@ -1,12 +1,18 @@
 """Imports go down only, and light layers stay light: seen in fresh interpreters."""
 
+import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from importlib.util import find_spec
+from pathlib import Path
 
+import grimp
 import pytest
 
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from tests.support.paths import ROOT
 
 NEEDS_TORCHAO = "flow.quantized.nf4"
@@ -38,7 +44,7 @@ def loaded_by(*modules: str) -> set[str]:
     ("modules", "allowed"),
     [
         (modules_of("protocol"), {"protocol"}),
-        (["flow.models.folder", "flow.adapter.lora_file"], {"protocol", "flow"}),
+        (["flow.models.located", "flow.models.completed", "flow.adapter.lora_file"], {"protocol", "flow"}),
         (["toyworld.world.detector", "toyworld.world.scenes", "toyworld.world.prompts"], {"protocol", "toyworld"}),
         (modules_of("rewards"), {"protocol", "rewards"}),
         (
@@ -50,7 +56,31 @@ def loaded_by(*modules: str) -> set[str]:
             {"protocol", "flow", "learner"},
         ),
     ],
-    ids=["protocol", "folder and lora_file", "toyworld without models", "rewards", "flow and learner", "the loop"],
+    ids=[
+        "protocol",
+        "a located model and lora_file",
+        "toyworld without models",
+        "rewards",
+        "flow and learner",
+        "the loop",
+    ],
 )
 def test_a_layer_loads_only_what_it_may(modules: list[str], allowed: set[str]) -> None:
     assert loaded_by(*modules) <= allowed
+
+
+def imported_by_name(module: str) -> Iterator[str]:
+    spec = find_spec(module)
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else "")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (word.value for word in node.args[:1] if isinstance(word, ast.Constant))
+
+
+def test_no_circle_of_files_even_with_imports_inside_functions_and_by_name() -> None:
+    graph = grimp.build_graph("flowcredit", *PACKAGES, cache_dir=None)
+    imports = {
+        module: {*graph.find_modules_directly_imported_by(module), *imported_by_name(module)}
+        for module in graph.modules
+    }
+    TopologicalSorter(imports).prepare()  # CycleError names the circle

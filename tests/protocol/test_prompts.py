@@ -8,9 +8,9 @@ import pytest
 
 from protocol.config.run import DataConfig
 from protocol.errors import ConfigError, PromptError
+from protocol.ground.resources import resolve
 from protocol.messages import Prompt
 from protocol.prompts import as_table, check_each, overlap, read_prompts, shown
-from protocol.resources import resolve
 from tests.support.paths import ROOT
 
 

@@ -6,7 +6,7 @@ import pytest
 from protocol.errors import ContractError
 from protocol.messages import Scores
 from rewards.scorer import CheckedScorer
-from rewards.scores import judged
+from rewards.scores import scored
 
 
 class Fussy:
@@ -29,7 +29,7 @@ class Fussy:
         if bad := sorted(set(levels.tolist()) & set(self.bad)):
             raise ValueError(f"cannot look at {bad[0]}")
         assert [str(level) for level in levels] == list(prompts), "prompts stay with their images"
-        return judged(levels)
+        return scored(levels)
 
 
 def ask(scorer: Fussy, count: int = 16) -> Scores:
@@ -71,7 +71,7 @@ def test_a_sound_batch_is_scored_once() -> None:
 def test_a_broken_contract_is_no_failure_to_work_around() -> None:
     class Wide(Fussy):
         def score(self, images, prompts, metadata) -> Scores:
-            return judged([999.0] * len(images))
+            return scored([999.0] * len(images))
 
     with pytest.raises(ContractError, match=r"scorer fussy: values must lie in \[0.0, 255.0\]"):
         ask(Wide())

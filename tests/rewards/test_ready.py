@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocol import hub
 from protocol.errors import ScorerError
+from protocol.ground import hub
 from rewards import loading
 from rewards.scorer import require_ready
 

@@ -9,7 +9,7 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
 from protocol.messages import Metadata, Scores
 from rewards.scorer import CheckedScorer, Piece, score_pieces
-from rewards.scores import joined, judged, mix, mix_observed, partly, patched, settle, split
+from rewards.scores import joined, mix, mix_observed, partly, patched, scored, settle, split
 
 NAN = float("nan")
 
@@ -44,7 +44,7 @@ def piece(*rows: int, text: str = "a", **metadata) -> Piece:
 
 
 def test_the_paper_s_text_recipe_is_a_weighted_sum_with_each_part_beside_it() -> None:
-    mixed = mix({"ocr": judged([1.0, 0.5]), "pick": judged([0.8, 0.9], {"raw": [20, 22]})}, {"ocr": 0.8, "pick": 0.2})
+    mixed = mix({"ocr": scored([1.0, 0.5]), "pick": scored([0.8, 0.9], {"raw": [20, 22]})}, {"ocr": 0.8, "pick": 0.2})
     np.testing.assert_allclose(mixed.values, [0.96, 0.58], rtol=1e-6)
     np.testing.assert_allclose(mixed.components["ocr"], [1.0, 0.5])
     assert mixed.components["pick/raw"].tolist() == [20, 22]
@@ -58,12 +58,12 @@ def test_a_missing_part_makes_the_mixture_missing_with_all_reasons() -> None:
 
 def test_what_is_only_observed_neither_adds_nor_takes_away() -> None:
     other = partly([0.5, NAN], ["", "lost"], {"x": [3, 4]})
-    shown = mix_observed({"b": other, "a": judged([1.0, 2.0])}, {"a": 1.0})
+    shown = mix_observed({"b": other, "a": scored([1.0, 2.0])}, {"a": 1.0})
     assert shown.values.tolist() == [1, 2] and shown.valid.all() and shown.reasons == ("", "")
     np.testing.assert_array_equal(shown.components["b"], np.array([0.5, NAN], np.float32))
     np.testing.assert_array_equal(shown.components["b/x"], np.array([3, NAN], np.float32))
     with pytest.raises(ContractError, match="must have one length"):
-        mix_observed({"a": judged([1.0, 2.0]), "b": judged([1.0])}, {"a": 1.0})
+        mix_observed({"a": scored([1.0, 2.0]), "b": scored([1.0])}, {"a": 1.0})
 
 
 def test_pieces_of_one_size_share_a_call_and_answers_keep_the_pieces_order() -> None:
@@ -90,7 +90,7 @@ def test_images_judged_anew_take_their_rows() -> None:
 def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
     scores = partly([1.0, NAN], ["", "no answer"])
     kept = {name: RewardConfig(scorer="x", on_failure=name) for name in ("missing", "drop_group", "pause", "fail")}
-    assert settle("r", kept["fail"], judged([1.0])).valid.all()
+    assert settle("r", kept["fail"], scored([1.0])).valid.all()
     for name, is_void in (("missing", False), ("drop_group", True), ("pause", False)):
         settled = settle("r", kept[name], scores)
         assert np.isnan(settled.values[1]) and settled.voids_group is is_void
@@ -100,9 +100,9 @@ def test_each_failure_policy_leaves_what_it_says_and_never_a_zero() -> None:
 
 
 def test_seconds_go_with_the_images_and_stay_whole() -> None:
-    both = replace(judged([1.0, 2.0, 3.0, 4.0]), seconds=8.0)
+    both = replace(scored([1.0, 2.0, 3.0, 4.0]), seconds=8.0)
     first, rest = split(both, [1, 3])
     assert (first.seconds, rest.seconds, joined([first, rest]).seconds) == (2.0, 6.0, 8.0)
-    again = replace(judged([5.0]), seconds=1.5)
+    again = replace(scored([5.0]), seconds=1.5)
     assert patched(both, (2,), again).seconds == 9.5
     assert mix({"a": both, "b": replace(both, seconds=1.0)}, {"a": 1.0, "b": 1.0}).seconds == 9.0

@@ -20,7 +20,6 @@ NOT_RUN = {
     r"\b(sd35|flux)_": "needs the weights of a model from the hub",
     r"^flowcredit serve-rewards ocr pickscore": "needs the weights of a model from the hub",
     r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/cluster/test_jobs.py runs them",
-    r" & |…": "is an outline of two commands, not one",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
     r"-m benchmarks\.race\.(race run|allocation run|earlier|hacking|robustness)": "takes hours; tests/benchmarks/race",
@@ -48,7 +47,7 @@ STANDS_FOR = {
 def commands(page: Path) -> list[str]:
     """The lines of a page's code blocks that call a program, without comments; continued lines are one."""
     text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
-    blocks = re.findall(r"^(?: {4}.+\n?)+|^```(?:bash|sh|console)?\n.*?^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^(?: {4}[^\n]+\n?)+|^```(?:bash|sh|console)?\n.*?^```", text, re.MULTILINE | re.DOTALL)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     lines = [re.sub(r"\s+# .*", "", line).removeprefix("$ ") for line in lines]
     return [line for line in dict.fromkeys(lines) if re.match(PROGRAM, line)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from tests.support.paths import ROOT
 
 

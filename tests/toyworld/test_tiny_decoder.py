@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.pretraining import autoencoder, tiny_decoder
 from benchmarks.pretraining.dataset import draw_examples
 from deploy.presets import load_config
-from flow.models.folder import completed
+from flow.models.completed import completed
 from flow.models.load import load_backbone
 from tests.support.paths import ROOT
 

@@ -70,7 +70,6 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
     """Return the distance of points from the outline of a shape that is centred on the origin.
 
     Args:
-        label: the shape's class.
         dx: x of the points, in pixels; of any shape, such as [1, W].
         dy: y of the points, in pixels, downwards; its shape broadcasts with that of dx, such as [H, 1].
         radius: the shape's radius in pixels.
@@ -131,7 +130,6 @@ def relations(
 
     Args:
         first: x0, y0, x1, y1 in pixels, y downwards.
-        second: likewise.
         clear: the threshold in [0, 1]; GenEval's is 0.5.
 
     Returns:

@@ -63,8 +63,6 @@ def caption(word: str, colour: str, phrase: str) -> str:
     """Write the prompt of a sign.
 
     Args:
-        word: the letters on the sign.
-        colour: a name of the palette.
         phrase: the start of the prompt, such as "a photo of".
 
     Returns:
@@ -78,7 +76,6 @@ def render(word: str, colour: str, *, offset: tuple[int, int] = (0, 0)) -> UInt8
 
     Args:
         word: capital letters.
-        colour: a name of the palette.
         offset: pixels right and down from the centre.
 
     Returns:

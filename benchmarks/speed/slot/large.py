@@ -21,9 +21,9 @@ from deploy.tools.estimate import pass_cost, pass_of
 from flow.device import computing
 from flow.fused import keep_as_on_gpu
 from flow.models.contract import EMBEDS, Conditioning, stack
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.models.hub import known_configs
+from flow.models.located import adapter_config
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.cluster import RoleConfig
 from protocol.config.model import LoraConfig, ModelConfig

@@ -119,10 +119,7 @@ class CurveCache:
         """Return metrics of a run.
 
         Args:
-            status: the run's status.
             names: names, or patterns in which `*` stands for anything; a name that ends with `/` is a prefix.
-            by: the axis.
-            points: largest number of points of a curve.
             window: part of the axis; None for an open end.
 
         Returns:

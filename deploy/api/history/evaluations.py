@@ -9,7 +9,7 @@ import numpy as np
 from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout, rounded
 from deploy.folder.names import GALLERY
-from protocol.files import by_iteration
+from protocol.ground.files import by_iteration
 from protocol.status import Document
 from rewards.images import encoded
 

@@ -15,7 +15,7 @@ from deploy.api.history.evaluations import Evaluations, GalleryImages, images_of
 from deploy.api.problems import Problem, documented
 from deploy.folder.names import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from protocol.errors import RunFolderError
-from protocol.files import ADAPTER_FILE, MANIFEST, by_iteration
+from protocol.ground.files import ADAPTER_FILE, MANIFEST, by_iteration
 from protocol.status import RUN_ID
 
 MOST_RUNS = 12
@@ -28,7 +28,7 @@ RunName = Annotated[str, Path(pattern=RUN_ID, description="A run's name, as GET 
 Axis = Annotated[float | None, Query(ge=0, le=1e12, allow_inf_nan=False)]
 Listed = Annotated[str, Query(pattern=RUN_ID)]
 
-history = APIRouter(responses=documented(401))
+history = APIRouter(responses=documented(401, 502))
 
 
 @history.get("/runs/{run}/curves", response_model=Curves, responses=documented(404, 422))
@@ -48,14 +48,16 @@ async def curves(
     return Response(await asyncio.to_thread(found.model_dump_json, exclude_none=True), media_type=JSON)
 
 
-@history.get("/configs", responses=documented(422))
+@history.get("/configs", responses=documented(404, 422))
 async def configs(
     request: Request,
     run: Annotated[list[Listed] | None, Query(max_length=500, description="Default: all runs.")] = None,
 ) -> Differences:
     """Return the differences among the configs of runs, and which runs differ only in the seed."""
-    names = list(dict.fromkeys(run)) if run else [status.run for status in await request.app.state.cache.runs()]
+    names = list(dict.fromkeys(run or ())) or [status.run for status in await request.app.state.cache.runs()]
     found = {name: await request.app.state.source.folder(name) for name in names[:500]}
+    for name in [name for name, folder in found.items() if folder is None]:
+        await request.app.state.cache.status(name)  # 404 for an unknown run; a board has no folders
     folders = {name: folder for name, folder in found.items() if folder}
     return await asyncio.to_thread(compare, folders)
 

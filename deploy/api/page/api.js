@@ -24,7 +24,13 @@ async function checked(response) {
 }
 
 export async function ask(path) {
-  return (await checked(await fetch(path, { headers: headers(), cache: "no-store" }))).json();
+  return (await askWithAge(path)).answer;
+}
+
+// Also returns the seconds since the server read what it answers.
+export async function askWithAge(path) {
+  const response = await checked(await fetch(path, { headers: headers(), cache: "no-store" }));
+  return { answer: await response.json(), age: Number(response.headers.get("Age") ?? 0) };
 }
 
 // Saves a file under the name that the server gives it.

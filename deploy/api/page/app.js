@@ -1,6 +1,6 @@
 // The page: it selects a run and a view, keeps what it has received of the run, and updates every panel from that.
 
-import { Refused, ask, follow, order, token } from "/static/api.js";
+import { Refused, ask, askWithAge, follow, order, token } from "/static/api.js";
 import { address, go } from "/static/choice.js";
 import { showConfig } from "/static/config.js";
 import { redraw, showCurves } from "/static/curves.js";
@@ -90,7 +90,7 @@ function drawView() {
     showCurves({ run, stamp, view: wanted, others: known.map((other) => ({ run: other, stamp: stampOf(other) })), configs: compared.configs });
   }
   if (wanted === "images") showImages(run, status.session, status.rewards.heldout_iteration);
-  if (wanted === "config") showConfig(run, status.session, known, compared.configs);
+  if (wanted === "config") showConfig(run, status, known, compared.configs);
   compare([run, ...known]);
 }
 
@@ -147,8 +147,9 @@ function drawStatus() {
   $("progress").max = Math.max(1, status.iterations);
   $("progress").value = status.iteration;
   panels.drawAttention($("attention"), status);
+  drawCredit(status);
   panels.drawUpdate($("update"), status);
-  $("slow-side").textContent = status.bottleneck ? `Slow side: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
+  $("slow-side").textContent = status.bottleneck ? `Bottleneck: ${status.bottleneck.side}. ${status.bottleneck.message}.` : "No iteration has ended yet.";
   panels.drawStages($("stages"), status.metrics);
   panels.drawWork($("work"), status.pools);
   panels.drawQueues($("queues"), status);
@@ -162,6 +163,14 @@ function drawStatus() {
     button.disabled = isOver || isMoot;
   }
   drawRecordList(status.trajectories);
+}
+
+function drawCredit({ credit, method }) {
+  $("credit").hidden = !credit;
+  if (!credit) return;
+  $("credit-name").textContent = method ? `${method} (${credit.name}).` : `${credit.name}.`;
+  $("credit-rule").textContent = credit.rule;
+  $("credit-example").textContent = credit.example ? `Example. ${credit.example}` : "";
 }
 
 // Trajectory records
@@ -191,7 +200,7 @@ async function loadRecord() {
   try {
     const record = await ask(`/runs/${encodeURIComponent(mine.run)}/trajectories/${iteration}/record`);
     if (mine !== view || mine.record.iteration !== iteration) return;
-    $("record-prompt").textContent = `“${record.prompt}”. ${explanation(record)}`;
+    $("record-prompt").textContent = `“${record.prompt}”. ${explanation(record, mine.status.credit)}`;
     await drawTrajectories($("trajectories"), record);
   } catch (error) {
     mine.record = null;
@@ -255,9 +264,9 @@ async function askToken() {
 
 async function listRuns() {
   if (document.hidden) return;
-  let runs;
+  let runs, age;
   try {
-    runs = await ask("/runs");
+    ({ answer: runs, age } = await askWithAge("/runs"));
   } catch (error) {
     if (!view) {
       state("lost", "no connection");
@@ -268,7 +277,7 @@ async function listRuns() {
   const select = $("runs");
   const wanted = view?.run ?? address().run;
   listed = runs;
-  keepRuns(runs);
+  keepRuns(runs, age);
   select.replaceChildren(...runs.map((run) => new Option(`${run.run} (${run.stale_since ? "silent" : run.phase})`, run.run)));
   if (!runs.length && !view) {
     state("over", "no runs yet");

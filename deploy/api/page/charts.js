@@ -1,9 +1,11 @@
-// Charts: lines over iterations or seconds and stacked bars, drawn by uPlot, and the heat map of gains on a canvas.
+// Charts: lines over iterations or seconds and stacked bars, drawn by uPlot, and the heat map of step rewards on a canvas.
 /* global uPlot */
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const ticks = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 || Math.abs(value) >= 1e5 ? value.toExponential(0) : String(+value.toPrecision(6)));
 export const short = (value) => (value == null ? "–" : Math.abs(value) >= 0.001 || value === 0 ? value.toPrecision(4) : value.toExponential(2));
+
+const newest = (values) => values.findLast((value) => value != null);
 
 const COLORS = 6;
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
@@ -43,12 +45,14 @@ export class Lines {
     const key = JSON.stringify([by, isStacked, series.map((one) => [one.label, one.class, one.stroke, one.dash, one.points?.show]), bands.map((band) => band.series)]);
     if (this.plot && key === this.key) {
       this.own = drawn;
-      return this.plot.setData(data);
+      this.plot.setData(data);
+      return this.plot.setLegend({ idx: null });
     }
     this.clear();
     this.key = key;
     this.own = drawn;
     this.plot = new uPlot(this.options(series, bands, by, isStacked), data, this.holder);
+    this.plot.setLegend({ idx: null }); // without the cursor, the legend shows the newest values
   }
 
   clear(text) {
@@ -69,9 +73,9 @@ export class Lines {
     return {
       width: this.holder.clientWidth || 300,
       height: this.height,
-      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
+      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [Math.max(0, low - 1), low + 1] : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
       axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 54, values: (_, at) => at.map(ticks) }],
-      series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (_, value) => (value == null ? "–" : Math.round(value)) }, ...series],
+      series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (plot, value) => Math.round(value ?? newest(plot.data[0])) }, ...series],
       bands,
       cursor: { y: false, sync: { key: by }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => this.onZoom?.(null) } },
       hooks: { setSelect: [onSelect] },
@@ -103,7 +107,7 @@ function layered(parts) {
       dash: DASHES[(part.dash ?? 0) % DASHES.length],
       width: part.dots ? 2.5 : 1.6,
       points: { show: Boolean(part.dots) || part.x.length < 2, size: 7, fill: stroke },
-      value: (_, value) => short(value),
+      value: (plot, value, at, index) => short(index == null ? newest(plot.data[at]) : value),
     });
   }
   return { tables, series, bands };
@@ -121,7 +125,7 @@ function stacked(parts) {
     width: 0,
     points: { show: false },
     paths: uPlot.paths.bars({ size: [0.92, 60] }),
-    value: (_, __, ___, index) => (index == null ? "–" : short(parts[at].y[index])),
+    value: (_, __, ___, index) => short(index == null ? newest(parts[at].y) : parts[at].y[index]),
   }));
   return { tables: [[x, ...order.map((at) => sums[at])]], series, bands: [] };
 }
@@ -145,7 +149,7 @@ export class Heat {
     if (!iterations.length || !steps.length) {
       this.holder.textContent = "";
       this.key = "";
-      this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "no gains yet: some credit rules have none" }));
+      this.holder.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "no step rewards yet" }));
       return;
     }
     this.data = { iterations, steps, values, unit };
@@ -173,7 +177,7 @@ export class Heat {
     this.under.replaceChildren(...[iterations[0], iterations.at(-1)].map((at) => Object.assign(document.createElement("span"), { textContent: `${unit} ${Math.round(at)}` })));
     this.most.textContent = short(top);
     const newest = values.at(-1);
-    this.canvas.setAttribute("aria-label", "Mean absolute gain in the newest iteration: " + steps.map((step, row) => `step ${step} ${short(newest[row])}`).join(", ") + ". Use the arrow keys for other iterations.");
+    this.canvas.setAttribute("aria-label", "Mean absolute step reward in the newest iteration: " + steps.map((step, row) => `step ${step} ${short(newest[row])}`).join(", ") + ". Use the arrow keys for other iterations.");
     if (document.activeElement === this.canvas) this.read(this.at ?? [iterations.length - 1, 0]);
   }
 

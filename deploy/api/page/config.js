@@ -8,7 +8,8 @@ const FILES = [["adapter", "Adapter of the newest checkpoint"], ["metrics", "met
 
 let shown = { run: null };
 
-export async function showConfig(run, session, others, configs) {
+export async function showConfig(run, { session, method }, others, configs) {
+  $("config-method").textContent = method ? `Method: ${method}.` : "";
   const key = JSON.stringify([run, session, others, configs]);
   if (shown.key === key) return;
   const isNew = shown.run !== run || shown.session !== session;

@@ -39,7 +39,7 @@ const BAR_CHARTS = [
   { title: "Work of the actors", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
   { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
 ];
-const OF_OVERVIEW = "reward/*,evaluation/score,gain/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
+const OF_OVERVIEW = "reward/*,evaluation/score,step_reward/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
 const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
 const OF_BARS = "seconds/*,work/*";
 
@@ -50,7 +50,8 @@ let drawnZoom = "";
 const answers = new Map();
 
 const overview = {
-  reward: new Lines($("reward-chart"), 250, "Reward over iterations", zoom),
+  reward: new Lines($("reward-chart"), 170, "Reward over iterations", zoom),
+  heldout: new Lines($("heldout-chart"), 150, "Held-out score over iterations", zoom),
   kl: new Lines($("kl-chart"), 130, "KL over iterations", zoom),
   clip: new Lines($("clip-chart"), 130, "Clip fraction over iterations", zoom),
   grad: new Lines($("grad-chart"), 130, "Gradient norm over iterations", zoom),
@@ -82,7 +83,7 @@ export function redraw() {
   if (shown) draw();
 }
 
-const everyChart = () => [overview.reward, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
+const everyChart = () => [overview.reward, overview.heldout, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
 
 // Draws once at a time; requests during a drawing lead to one more drawing after it.
 async function draw() {
@@ -132,10 +133,10 @@ async function drawOverview(of) {
   const scorers = Object.keys(curves.series).filter((name) => /^reward\/(?!mean$|group_std$|missing$)/.test(name)).filter((name) => !isSame(curves, name, "reward/mean"));
   const reward = [
     ...parts(["reward/mean"], () => "reward"),
-    ...parts(["evaluation/score"], () => "held-out score", true),
     ...parts(scorers.slice(0, 4), (name) => name.replace("reward/", "")),
   ].map((part, number) => ({ ...part, color: number }));
   overview.reward.show(reward, options);
+  overview.heldout.show(parts(["evaluation/score"], () => "held-out score", true).map((part) => ({ ...part, color: 1 })), options);
   const kl = parts(["train/approx_kl", "train/reference_kl"], (name) => (name.endsWith("approx_kl") ? "KL, approximate" : "KL to the base model"));
   const distance = parts(["train/old_distance_mean"], () => "distance to old adapter");
   overview.kl.show(kl.length ? kl : distance, options);
@@ -152,7 +153,7 @@ function isSame(curves, name, other) {
 }
 
 function drawHeat(curves) {
-  const found = Object.keys(curves.series).map((name) => name.match(/^gain\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
+  const found = Object.keys(curves.series).map((name) => name.match(/^step_reward\/step_(\d+)_abs_mean$/)).filter(Boolean).sort((a, b) => a[1] - b[1]);
   const lines = found.map((match) => lineOf(curves, match[0]));
   const x = lines.reduce((most, line) => (line.x.length > most.length ? line.x : most), []);
   const rows = lines.map((line) => new Map(line.x.map((at, index) => [at, line.y[index]])));

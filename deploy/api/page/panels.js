@@ -31,6 +31,13 @@ function fact(name, value, more, tone) {
   return box;
 }
 
+// The interval of a held-out score's change, or that it may be chance.
+export function chance({ heldout_change: interval }) {
+  if (!interval) return "";
+  const [low, high] = interval;
+  return `${low > 0 || high < 0 ? "" : ", within chance"}, 95 %: ${signed(low)} to ${signed(high)}`;
+}
+
 export function drawFacts(holder, status) {
   const { rewards } = status;
   const phase = fact("Phase", "", "");
@@ -39,14 +46,14 @@ export function drawFacts(holder, status) {
   const age = phase.querySelector("small");
   age.id = "age";
   const trend = rewards.trend == null ? "" : `${signed(rewards.trend)} in 10 iterations`;
-  const heldout = rewards.heldout_first == null ? "" : `from ${number(rewards.heldout_first)}, at iteration ${rewards.heldout_iteration}`;
+  const heldout = rewards.heldout_first == null ? "" : `from ${number(rewards.heldout_first)}, at iteration ${rewards.heldout_iteration}${chance(rewards)}`;
   holder.replaceChildren(
     phase,
     fact("Iteration", `${status.iteration} / ${status.iterations}`, status.eta_s ? `${span(status.eta_s)} left` : ""),
     fact("Reward", number(rewards.now), trend),
     fact("Held-out score", number(rewards.heldout), heldout),
     ...Object.entries(rewards.components).filter(([, value]) => Math.abs((value ?? 0) - (rewards.now ?? 0)) > 1e-6).slice(0, 4).map(([name, value]) => fact(name, number(value), "")),
-    fact("Slow side", status.bottleneck?.side ?? "–", status.bottleneck ? `${Math.round(100 * status.bottleneck.share)} % of an iteration` : ""),
+    fact("Bottleneck", status.bottleneck?.side ?? "–", status.bottleneck ? `${Math.round(100 * status.bottleneck.share)} % of an iteration` : ""),
     fact("Adapter version", status.adapter_version ?? "–", status.checkpoint ? `checkpoint ${status.checkpoint}` : "no checkpoint yet"),
   );
   drawAges(status);
@@ -59,9 +66,9 @@ export function drawAges(status) {
 
 export function drawAttention(holder, status) {
   const items = status.conditions.filter((condition) => condition.status !== "True").map((condition) => make("li", `${condition.type}: ${condition.message}`));
-  if (status.stale_since != null) items.unshift(make("li", `The run has been silent since ${clock(status.stale_since)}: its process or its board is gone. The page shows its last state.`));
+  if (status.stale_since != null) items.unshift(make("li", `The run has been silent since ${clock(status.stale_since)}: no heartbeat, so the driver or its board is gone. The page shows its last state.`));
   if (status.phase === "failed") items.push(...status.errors.slice(-1).map((error) => make("li", error.message)));
-  if (!items.length) items.push(make("li", status.conditions.length ? "All conditions hold." : "No conditions are known.", "good"));
+  if (!items.length) items.push(make("li", status.conditions.length ? "No problems." : "No conditions are known.", "good"));
   holder.replaceChildren(...items);
 }
 

@@ -4,18 +4,11 @@
 
 const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
 
-export function explanation(record) {
-  const isEstimate = "is the policy's estimate, at that step, of the finished image. It is not scored";
-  if (record.trajectories.every((trajectory) => trajectory.rewards.length - record.skipped.length === 1)) {
-    const before = record.skipped.length ? ` An image before a step ${isEstimate}.` : "";
-    return `A reward is the score of the finished image; a step reward is the credit of the step. Members of a tree that share a step have the same step reward.${before}`;
-  }
-  const isCalibrated = record.trajectories.some((trajectory) => trajectory.values);
-  const reward = "A reward is the score of the clean-image estimate before a step";
-  const value = "a calibrated value is the final reward that it predicts, relative to the group's mean";
-  const step = `a step reward, between two images, is the credit of the step, computed from the ${isCalibrated ? "values" : "rewards"}`;
-  const others = record.skipped.length ? ` An image without a reward ${isEstimate}.` : "";
-  return `${[reward, ...(isCalibrated ? [value] : []), step].join("; ")}.${others}`;
+export function explanation(record, credit) {
+  const mean = record.group_mean == null ? "" : `The group's mean reward is ${record.group_mean.toFixed(3)}.`;
+  const skipped = record.skipped.length ? "An image without a reward is the policy's estimate of the finished image at that step; it is not scored." : "";
+  const step = credit ? "Above stands what a step earns." : "A step reward is the credit of the step.";
+  return [mean, step, skipped].filter(Boolean).join(" ");
 }
 
 export async function drawTrajectories(holder, record) {
@@ -46,7 +39,7 @@ function tile(record, trajectory, row, point, sheet, name) {
   const reward = trajectory.rewards[point];
   const value = trajectory.values?.[point];
   const item = document.createElement("li");
-  item.className = "tile";
+  item.className = name === "finished" ? "tile finished" : "tile";
   const canvas = Object.assign(document.createElement("canvas"), { width: record.width, height: record.height });
   canvas.getContext("2d").drawImage(sheet, point * record.width, row * record.height, record.width, record.height, 0, 0, record.width, record.height);
   canvas.setAttribute("role", "img");

@@ -23,7 +23,6 @@ def ask(
     Args:
         address: path of the warm process's socket.
         words: the command, after `python`.
-        folder: its working folder.
         variables: its whole environment.
         streams: file numbers of its stdin, stdout and stderr.
         patience_s: seconds until the fork must be there.

@@ -31,9 +31,6 @@ PATIENCE_S = 5.0
 def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork a process for each command.
 
-    Args:
-        door: where commands arrive.
-
     Returns:
         In each forked process its command and streams; in the warm process None, when stdin has ended.
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from flowcredit.start import shadows
+from flowcredit.packages import shadows
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 
@@ -27,10 +27,6 @@ def warm_python(config: RunConfig, *, is_local: bool = False) -> Iterator[str | 
     """Start a process that imports what actors import, and end it with the block.
 
     It imports while the caller works. The actors are forks of it and may live longer.
-
-    Args:
-        config: of the run.
-        is_local: the run needs no Ray.
 
     Yields:
         The command that starts a worker instead of `python`; None if workers cannot be forks (`has_forks`), or if the
@@ -87,9 +83,7 @@ def start_process(address: Path, modules: tuple[str, ...], environment: dict[str
     """Start a warm process, which ends with this one and then removes the folder of its socket.
 
     Args:
-        address: path of its socket.
         modules: what it imports.
-        environment: its variables.
 
     Returns:
         The process. Its output is discarded: after a failure workers start without it, and report what fails there too.

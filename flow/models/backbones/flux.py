@@ -56,10 +56,7 @@ class Flux(PackedBackbone):
         """Encode one prompt with the pipeline's T5 and CLIP.
 
         Args:
-            pipeline: a `FluxPipeline` with its text encoders.
-            text: the prompt.
             config: its `max_sequence_length` is T5's number of tokens L.
-            device: device of the text encoders.
 
         Returns:
             T5's embeddings [1, L, D] and CLIP's pooled embeddings [1, P].
@@ -108,9 +105,6 @@ def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: in
         tokens: packed latents [B, (H / 2) (W / 2), 4 C].
         height: H of the latents.
         width: W of the latents.
-
-    Returns:
-        Latents [B, C, H, W].
     """
     count, _, packed = tokens.shape
     channels = packed // PACK**2

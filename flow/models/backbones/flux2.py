@@ -32,10 +32,7 @@ class Flux2Klein(PipelineBackbone):
         """Encode one prompt with three layers of the pipeline's Qwen3.
 
         Args:
-            pipeline: a `Flux2KleinPipeline` with its text encoder.
-            text: the prompt.
             config: its `max_sequence_length` is the number of tokens L, with padding and chat template.
-            device: device of the text encoder.
 
         Returns:
             Embeddings [1, L, 3 D]. The model attends to the padding too, so it counts as tokens.

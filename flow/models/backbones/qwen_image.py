@@ -32,10 +32,7 @@ class QwenImage(PackedBackbone):
         """Encode one prompt with the pipeline's Qwen2.5-VL.
 
         Args:
-            pipeline: a `QwenImagePipeline` with its text encoder.
-            text: the prompt.
             config: its `max_sequence_length`, at most 1024, is the limit of a prompt's tokens; longer ones are cut.
-            device: device of the text encoder.
 
         Returns:
             Embeddings [1, tokens, D].

@@ -24,10 +24,7 @@ class StableDiffusion3(PipelineBackbone):
         """Encode one prompt with the pipeline's text encoders; zeros replace the tokens of an absent T5.
 
         Args:
-            pipeline: a `StableDiffusion3Pipeline` with its text encoders.
-            text: the prompt.
             config: its `max_sequence_length` is T5's number of tokens.
-            device: device of the text encoders.
 
         Returns:
             Prompt embeddings [1, L, D] and pooled projections [1, P].

@@ -12,7 +12,7 @@ from torch import Tensor
 from flow.maths.schedule import z_image_sigmas
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import Z_IMAGE
-from flow.models.made_for import SIDE
+from flow.models.located import SIDE
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 
@@ -28,10 +28,7 @@ class ZImage(PipelineBackbone):
         """Encode one prompt with the pipeline's Qwen3.
 
         Args:
-            pipeline: a `ZImagePipeline` with its text encoder.
-            text: the prompt.
             config: its `max_sequence_length` is the limit of a prompt's tokens, chat template included.
-            device: device of the text encoder.
 
         Returns:
             Embeddings [1, tokens, D].

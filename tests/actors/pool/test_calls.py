@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import ray
-from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
 
 from actors.pool.calls import ActorFailedError, answer, death
 from tests.support.services.local_ray import local_ray
@@ -15,6 +15,7 @@ from tests.support.services.local_ray import local_ray
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 17\n\tip: 10.0.0.2\nThe actor "
 EXIT = "is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
 LONG = "connection error code 2. Common causes include: (1) the OOM killer, (2) ray stop --force, or (3) SIGSEGV"
+NO_POWER = "RpcError: RPC Error message: keepalive watchdog timeout; RPC Error details: rpc_code: 14"
 MEMORY = "Task was killed due to the node running low on memory.\nMemory on the node where the task was running"
 
 
@@ -41,6 +42,8 @@ MEMORY = "Task was killed due to the node running low on memory.\nMemory on the 
             "Ray ended it because its node ran out of memory (7.6GB / 7.8GB)",
         ),
         (RayActorError(error_msg="something\nnew"), "something new"),
+        (ActorUnavailableError(NO_POWER, None), "its node does not answer"),
+        (RayActorError(error_msg=HEAD + "is unreachable. " + NO_POWER), "its node does not answer: 10.0.0.2"),
     ],
 )
 def test_ray_s_text_about_a_dead_actor_becomes_one_short_line(error: Exception, line: str) -> None:

@@ -117,7 +117,7 @@ async def pids(pool: ActorPool) -> list[int]:
     async def ask(actor):
         found.append(await answer(actor.pid.remote(), timeout_s=60))
 
-    await pool.each(ask)
+    await pool.on_every_member(ask)
     return found
 
 

@@ -12,7 +12,7 @@ from actors.rewards.queue import RewardQueue
 from protocol.errors import ContractError, PoolError
 from protocol.messages import Scores
 from rewards.scorer import Piece
-from rewards.scores import judged
+from rewards.scores import scored
 from tests.support.virtual_time import run_at_once
 
 
@@ -49,7 +49,7 @@ class Desk:
             raise ActorFailedError("gone")
         if self._error:
             raise self._error
-        return judged(images)
+        return scored(images)
 
     def queue(self, **settings: Any) -> RewardQueue:
         return RewardQueue(**({"batch": 4, "delay_s": 0.0} | settings), call=self.call, ask=self.ask)

@@ -35,7 +35,7 @@ def written(folder: Path, seconds: list[float], scores: dict[int, float]) -> Non
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [
         {"iteration": index, "seconds/iteration": spent, "reward/mean": 0.5}
-        | {f"gain/step_{k}_abs_mean": 0.1 * index for k in (0, 1)}
+        | {f"step_reward/step_{k}_abs_mean": 0.1 * index for k in (0, 1)}
         for index, spent in enumerate(seconds, start=1)
     ]
     lines += [{"iteration": index, "evaluation/score": score} for index, score in scores.items()]
@@ -191,7 +191,7 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
 
     def save(figure: Figure, path: Path, **_: Any) -> None:
         figures[path] = figure
-        if file == "race.json":
+        if file == "race_tree.json":
             draw(figure, path, dpi=25)
 
     monkeypatch.setattr(Figure, "savefig", save)
@@ -203,12 +203,12 @@ def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: 
     assert {**again["cells"][0], "measured": None} == {**published[0], "measured": None}
     assert len(again["cells"]) == len(published), "none is of a variant that no longer exists"
     variants = {cell["variant"] for cell in published}
-    if file == "race.json":
+    if file == "race_tree.json":
         assert variants >= {"diffusion_nft", "flow_grpo", "stepwise_fast"}
     for reward, rows in again["tables"].items():
         assert all(f"{row['end']:.3f}" in answer.output for row in rows), reward
     if "flow_grpo" in variants:
         assert figures
         assert all(axes.lines for figure in figures.values() for axes in figure.axes)
-    if file == "race.json":
+    if file == "race_tree.json":
         assert all((tmp_path / path).stat().st_size > 3_000 for path in figures)

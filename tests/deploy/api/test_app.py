@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from PIL import Image
 from redis import Redis
 
 from deploy.api.auth import Access, is_loopback, read_token
+from deploy.api.cache import FRESH_S
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem
 from deploy.api.serve import listen
@@ -35,6 +37,7 @@ from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.serving import AUTHORISED, TOKEN, Serve
 from tests.support.waiting import PATIENCE_S, wait_until
 
+KIND = {"content-type": "application/json"}
 LINES = [
     MetricLine(seq=seq, values={"iteration": seq, "reward/mean": seq / 10, "train/loss": None, "seconds/update": 1.0})
     for seq in range(1, 7)
@@ -139,7 +142,7 @@ async def served(error: Exception) -> None:
         raise error
 
     scope = {"type": "http", "path": "/runs/alive/events", "headers": []}
-    await Guard(application, max_body_bytes=1)(scope, None, None)  # type: ignore[arg-type]
+    await Guard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
 
 
 def test_a_reader_of_events_who_leaves_is_no_error_and_anything_else_is():
@@ -230,6 +233,9 @@ def test_foreign_values_of_one_run_hide_no_other(client, board_url):
     keys.set("flowcredit:run:strange:metrics", "no stream")
     wait_until(lambda: {"alive", "over", "strange"} <= {run["run"] for run in client.get("/runs").json()})
     assert client.get("/runs/alive").status_code == client.get("/readyz").status_code == 200
+    answer = client.get("/runs/broken")
+    assert answer.status_code == 502
+    assert "the status of run broken on the board cannot be read" in answer.json()["detail"]
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert 'flowcredit_metric{name="reward/mean",run="alive"}' in answer.text
@@ -294,6 +300,8 @@ def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_ur
         (lambda c: c.post("/runs/alive/commands", json={"command": "explode"}, headers=AUTHORISED), 422, "pause"),
         (lambda c: c.post("/runs/alive/commands", content=b"x" * 9000, headers=AUTHORISED), 413, "4096 bytes"),
         (lambda c: c.get("/runs", headers={"Host": "evil.example"}), 421, "not known by that name"),
+        (lambda c: c.post("/runs/alive/commands", content=b"\xff", headers=AUTHORISED | KIND), 400, "parsing the body"),
+        (lambda c: c.post("/runs/alive/commands", json={"x" * 3000: 1}, headers=AUTHORISED), 422, "x" * 60 + ":"),
     ],
 )
 def test_errors_are_problem_details(client, call: Callable[[httpx2.Client], httpx2.Response], status, detail):
@@ -304,6 +312,14 @@ def test_errors_are_problem_details(client, call: Callable[[httpx2.Client], http
     assert set(body) == {"type", "title", "status", "detail"}
     assert body["status"] == status
     assert detail in body["detail"]
+
+
+def test_the_400_of_a_body_is_documented_and_a_probe_without_host_is_answered(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert "400" in paths["/runs/{run}/commands"]["post"]["responses"]
+    with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=PATIENCE_S) as probe:
+        probe.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b" 200 " in probe.recv(1000)
 
 
 def test_browsers_may_load_nothing_from_elsewhere_and_no_other_site_may_ask(client):
@@ -390,6 +406,9 @@ def test_the_last_known_status_is_shown_with_its_time_when_the_board_is_away(tmp
     assert httpx2.get(f"{address}/readyz").status_code == 503
     assert httpx2.get(f"{address}/healthz").status_code == 200
     assert httpx2.get(f"{address}/runs/other").status_code == 503
+    time.sleep(FRESH_S)
+    scaled = httpx2.put(f"{address}/runs/alive/actors/rollout", json={"count": 2}, headers=AUTHORISED)
+    assert scaled.status_code == 503 and "the board does not answer" in scaled.json()["detail"]
     wait_until(lambda: httpx2.get(f"{address}/runs/alive").json()["stale_since"] is not None)
     answer = httpx2.get(f"{address}/runs/alive").json()
     assert answer["stale_since"] == pytest.approx(answer["updated"], abs=60)

@@ -6,6 +6,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import httpx2
@@ -17,9 +18,17 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from deploy.api.app import make_app
+from deploy.api.auth import Access
 from deploy.api.connections import BoundedConnection, Sparing
+from deploy.api.folder_source import FolderSource
+from deploy.api.middleware import PEER_BODIES
+from deploy.api.rewards import make_app as make_reward_app
 from tests.support.paths import ROOT
+from tests.support.rewards.reward_servers import reward_service
+from tests.support.services.serving import TOKEN
 from tests.support.virtual_time import run_at_once
+from tests.support.waiting import PATIENCE_S
 
 FILES = 128
 """Files that the server of these tests may open."""
@@ -83,9 +92,11 @@ APP = Starlette(routes=[Route("/", length_of_body, methods=["POST"])])
     [
         (b"", BoundedConnection.head_s),
         (b"POST / HTTP/1.1\r\nX: ", BoundedConnection.head_s),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", BoundedConnection.body_s),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", BoundedConnection.head_s),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 67108864\r\n\r\n", BoundedConnection.head_s + 64),
+        (b"GET /no HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n", BoundedConnection.head_s),
     ],
-    ids=["nothing", "head", "body"],
+    ids=["nothing", "head", "body", "large body", "body that nobody reads"],
 )
 def test_a_request_that_does_not_arrive_is_given_up_although_it_drips(begun: bytes, seconds: float) -> None:
     async def scenario() -> float:
@@ -148,6 +159,67 @@ def test_silent_connections_keep_nobody_away_and_the_log_short(tmp_path) -> None
             process.kill()
             process.wait()
     assert (tmp_path / "log").stat().st_size < 10_000
+
+
+def slow_body(url: str, path: str, *headers: str) -> socket.socket:
+    """A connection that announces a body and sends one byte of it."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 4000", *headers)
+    connection.sendall(("\r\n".join(lines) + "\r\n\r\n{").encode())
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("service", "path", "health", "authorisation"),
+    [
+        ("status", "/runs/a/commands", "/healthz", ()),
+        ("status", "/runs/a/commands", "/healthz", (f"Authorization: Bearer {TOKEN}",)),
+        ("status", "/healthz", "/healthz", ()),
+        ("rewards", "/v1/score", "/v1/health", (f"Authorization: Bearer {TOKEN}",)),
+    ],
+)
+def test_a_peer_with_600_slow_bodies_keeps_nobody_away(service, path, health, authorisation, tmp_path) -> None:
+    access = Access(host="127.0.0.1", token=TOKEN)
+    app = make_app(FolderSource(tmp_path), access) if service == "status" else make_reward_app({}, access)
+    with ExitStack() as held, reward_service(app) as url:
+        for _ in range(600):
+            held.enter_context(slow_body(url, path, *authorisation))
+        seconds = []
+        for _ in range(3):
+            began = time.monotonic()
+            assert httpx2.get(url + health, timeout=PATIENCE_S).status_code == 200
+            seconds.append(time.monotonic() - began)
+        assert min(seconds) < 1.0, "the machine may be busy"
+
+
+def test_the_token_is_checked_before_a_body_is_read(tmp_path) -> None:
+    app = make_app(FolderSource(tmp_path), Access(host="127.0.0.1", token=TOKEN))
+    with reward_service(app) as url, slow_body(url, "/runs/a/commands") as connection:
+        assert b" 401 " in connection.recv(100)
+
+
+@pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)], ids=["no proxy is named", "a proxy is named"])
+def test_bodies_of_a_client_have_a_bound_and_only_a_named_proxy_tells_who_it_is(proxies, tmp_path) -> None:
+    """`PEER_BODIES` bodies of one client, then one of another."""
+    app = make_app(FolderSource(tmp_path), Access(host="127.0.0.1", token=TOKEN))
+    words = ("/runs/a/commands", f"Authorization: Bearer {TOKEN}")
+    with ExitStack() as held, reward_service(app, proxies=proxies) as url:
+
+        def begun(client: str) -> socket.socket:
+            return held.enter_context(slow_body(url, *words, f"X-Forwarded-For: {client}"))
+
+        first = begun("10.0.0.1")
+        for _ in range(PEER_BODIES - 1):
+            begun("10.0.0.1")
+        begun("10.0.0.2")
+        first.settimeout(1.0)
+        if proxies:
+            with pytest.raises(TimeoutError):
+                first.recv(100)
+            begun("10.0.0.1")
+            first.settimeout(PATIENCE_S)
+        assert b" 503 " in first.recv(100)
 
 
 def test_a_message_is_logged_once_in_a_while_with_the_number_of_the_others() -> None:

@@ -18,7 +18,7 @@ from deploy.api.history.curves import CurveCache
 from deploy.api.history.evaluations import MOST_EVALUATIONS, images_of, scores
 from deploy.api.history.routes import newest_adapter
 from protocol.config.run import RunConfig
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.status import MetricLine, RunStatus
 from tests.support.runs.ended import an_ended_run
 from tests.support.runs.long import a_long_run
@@ -71,9 +71,9 @@ def test_a_short_run_has_a_point_for_every_iteration(client, folder):
 
 
 def test_a_long_run_is_thinned_to_means_with_their_ranges(client, folder):
-    found = curves(client, "long", "reward/mean,gain/step_*_abs_mean", points=50)
+    found = curves(client, "long", "reward/mean,step_reward/step_*_abs_mean", points=50)
     assert found["width"] == 20
-    assert set(found["series"]) == {"reward/mean", *(f"gain/step_{step}_abs_mean" for step in range(STEPS))}
+    assert set(found["series"]) == {"reward/mean", *(f"step_reward/step_{step}_abs_mean" for step in range(STEPS))}
     assert len({series["x"] for series in found["series"].values()}) == 1, "they share their points"
     series = found["series"]["reward/mean"]
     held = [line["reward/mean"] for line in lines_of(folder, "long") if 20 <= line["iteration"] < 40]
@@ -104,7 +104,7 @@ def test_the_axis_may_be_training_seconds_without_evaluations(client, folder):
 
 def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_once():
     asked = []
-    values = {f"gain/step_{step}_abs_mean": 0.123456789 for step in range(28)} | {"reward/mean": 0.5}
+    values = {f"step_reward/step_{step}_abs_mean": 0.123456789 for step in range(28)} | {"reward/mean": 0.5}
     lines = [MetricLine(seq=n, values={"iteration": n, **values}) for n in range(1, 5001)]
 
     class Source(FolderSource):
@@ -129,7 +129,7 @@ def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_
 
 def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     """One request draws the columns in a thread while the next ones have new lines to add."""
-    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+    values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
 
     class Source(FolderSource):
         async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
@@ -140,7 +140,7 @@ def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     async def asked() -> list[tuple[int, set[int]]]:
         cache = CurveCache(Source(Path()))
         statuses = [a_status("mine", lines=1000 + more) for more in range(30)]
-        found = await asyncio.gather(*(cache.curves(status, ["gain/"], points=10_000) for status in statuses))
+        found = await asyncio.gather(*(cache.curves(status, ["step_reward/"], points=10_000) for status in statuses))
         return [(each.lines, {len(each.x[series.x]) for series in each.series.values()}) for each in found]
 
     assert asyncio.run(asked()) == [(1000 + more, {1000 + more}) for more in range(30)]
@@ -165,7 +165,7 @@ def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
 
 
 def test_what_differs_is_told_and_seeds_make_a_group(client):
-    found = client.get("/configs", params={"run": ["mine_1", "mine_2", "other", "gone"]}).json()
+    found = client.get("/configs", params={"run": ["mine_1", "mine_2", "other"]}).json()
     assert found["keys"] == ["group.size", "status.heartbeat_s"], "what can change a result comes first"
     runs = found["runs"]
     assert set(runs) == {"mine_1", "mine_2", "other"}
@@ -173,6 +173,7 @@ def test_what_differs_is_told_and_seeds_make_a_group(client):
     assert [runs[name]["seed"] for name in ("mine_1", "mine_2")] == [1, 2]
     assert (runs["mine_1"]["values"]["group.size"], runs["other"]["values"]["group.size"]) == ("4", "8")
     assert set(client.get("/configs").json()["runs"]) == {"mine_1", "mine_2", "other", "long"}
+    assert client.get("/configs", params={"run": ["mine_1", "nosuch"]}).status_code == 404
     held = client.get("/runs/other/config").json()
     assert held["fields"]["group.size"] == 8
     assert "size: 8" in held["text"]
@@ -258,7 +259,7 @@ def test_a_file_that_grows_while_it_is_downloaded_arrives_as_it_was(client, fold
 def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
     """A run's columns may be dropped while requests for it wait."""
     monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
-    values = {f"gain/step_{step}_abs_mean": 0.5 for step in range(20)}
+    values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
 
     class Source(FolderSource):
         async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
@@ -273,7 +274,7 @@ def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
         whole = set()
         for run in [*lines] * 10:
             lines[run] += 1
-            found = await cache.curves(a_status(run, lines=lines[run]), ["gain/"], points=10_000)
+            found = await cache.curves(a_status(run, lines=lines[run]), ["step_reward/"], points=10_000)
             whole |= {len(found.x[series.x]) == found.lines for series in found.series.values()}
         return whole
 

@@ -13,7 +13,9 @@ import pytest
 
 from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
+from deploy.monitor.credit_words import words_of
 from protocol.commands import Command
+from protocol.config.credit import CreditConfig
 from protocol.errors import BoardError
 from protocol.status import ActorStatus, Event, MetricLine, PoolStatus, RunStatus
 from tests.support.runs.scene import Driver, preset
@@ -64,6 +66,7 @@ class LivingRun:
             pools=pools,
             actors=actors,
             metrics=metrics,
+            credit=words_of(CreditConfig()),
             heartbeat_s=0.5,
         )
 
@@ -83,7 +86,7 @@ class LivingRun:
         await board.close()
 
     def _values(self) -> dict[str, float | None]:
-        gains = {f"gain/step_{step}_abs_mean": 0.1 * step for step in range(3)}
+        gains = {f"step_reward/step_{step}_abs_mean": 0.1 * step for step in range(3)}
         return {"iteration": self.iteration, "reward/mean": 0.5, "train/grad_norm": 0.1, **gains}
 
     def _carry_out(self, command: Command) -> Command:
@@ -157,7 +160,10 @@ def test_the_page_of_a_live_run_moves_and_nothing_goes_wrong_in_the_browser(page
     assert "reward 0.200\nvalue +0.100\nbefore step 1" in text(page, "#trajectories")
     assert "step reward\n+0.200" in text(page, "#trajectories")
     assert "no score\nno value" in text(page, "#trajectories")
-    assert "a calibrated value is the final reward that it predicts" in text(page, "#record-prompt")
+    assert "The group's mean reward is 0.650" in text(page, "#record-prompt")
+    assert "The value of a point is the final reward that" in text(page, "#credit-rule")
+    assert "gains are +0.08 and +0.15" in text(page, "#credit-example")
+    assert "share" not in text(page, "#credit"), "nothing about trees"
     assert "rollout-0" in text(page, "#actors")
     assert "Groups scored, not yet trained on\n1" in text(page, "#queues")
     assert "Images for geneval\n40" in text(page, "#queues")
@@ -341,21 +347,29 @@ def test_steps_of_a_tree_stand_before_the_only_image(page):
     second |= {"rewards": [0.9], "values": None, "step_rewards": [0.1, 0.3], "advantages": [1.0, 3.0]}
     alone = record.model_dump() | {"trajectories": [first, second], "width": 3 * record.width}
     explained, *shown = page.execute_async_script(TREE, alone)
-    assert "Members of a tree that share a step have the same step reward" in explained
+    assert "A step reward is the credit of the step" in explained
     assert "step 0 →\nstep reward\n+0.100\nadvantage +1.00\nstep 1 →\nstep reward\n−0.200" in shown[0]
     assert "step 0 →\nstep reward\n+0.100\nadvantage +1.00\nstep 1 →\nstep reward\n+0.300\nadvantage +3.00" in shown[1]
 
 
-@pytest.mark.parametrize(("skipped", "which"), [([0, 1], "An image before a step"), ([1], "An image without a reward")])
-def test_an_image_that_nobody_scored_is_shown_as_an_estimate(page, skipped, which):
+@pytest.mark.parametrize("skipped", [[0, 1], [1]])
+def test_an_image_that_nobody_scored_is_shown_as_an_estimate(page, skipped):
     record = a_record().model_dump() | {"skipped": skipped}
     for trajectory in record["trajectories"]:
         trajectory["rewards"] = [None if k in skipped else 0.5 for k in range(3)]
     explained, *shown = page.execute_async_script(TREE, record)
     assert explained.endswith(
-        f" {which} is the policy's estimate, at that step, of the finished image. It is not scored."
+        " An image without a reward is the policy's estimate of the finished image at that step; it is not scored."
     )
     assert [row.count("not scored") for row in shown] == [len(skipped)] * len(record["trajectories"])
+
+
+def test_the_finished_image_of_a_trajectory_is_on_a_narrow_screen(page):
+    resize(page, 300)
+    wait_for(page, lambda: page.find_elements("css selector", ".trajectory .finished"))
+    right = "return document.querySelector('.trajectory .finished').getBoundingClientRect().right"
+    wait_for(page, lambda: page.execute_script(right) <= 300)
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.parametrize("width", [400, 1200])

@@ -21,14 +21,15 @@ from PIL import Image
 
 from deploy.api.auth import Access
 from deploy.api.rewards import BODIES_HELD, make_app
+from deploy.api.scorer_process import ScorerProcess
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message
 from rewards.images import ImageError, decode_image, encode_png
-from rewards.scorer import build_scorer
+from rewards.scorer import CheckedScorer, build_scorer
 from rewards.scores import partly
-from tests.support.rewards.reward_servers import http_server, reward_service
+from tests.support.rewards.reward_servers import Here, http_server, reward_service
 from tests.support.waiting import PATIENCE_S, wait_until
 
 OPEN = Access(host="127.0.0.1", token=None)
@@ -74,7 +75,7 @@ class Crowd(Redness):
 
 @pytest.fixture(scope="module")
 def url():
-    scorers = {name: build_scorer(f"{__name__}:{kind}") for name, kind in KINDS.items()}
+    scorers = {name: Here(build_scorer(f"{__name__}:{kind}")) for name, kind in KINDS.items()}
     with reward_service(make_app(scorers, OPEN, max_waiting=8)) as address:
         yield address
 
@@ -175,14 +176,12 @@ def test_a_full_queue_sends_away_and_the_client_comes_again() -> None:
             time.sleep(0.3)
             return super().score(images, prompts, metadata)
 
-    from rewards.scorer import CheckedScorer
-
-    with reward_service(make_app({"slow": CheckedScorer(Slow())}, OPEN, max_waiting=2)) as url:
+    with reward_service(make_app({"slow": Here(CheckedScorer(Slow()))}, OPEN, max_waiting=2)) as url:
         remote = build_scorer("remote", url=url, scorer="slow", batch=2, parallel=3, tries=8)
         scores = remote.score(np.repeat(IMAGES, 2, 0)[:6], ["a"] * 6, [{}] * 6)
         health = httpx2.get(f"{url}/v1/health").json()
     assert scores.valid.all()
-    assert health["scorers"]["slow"] == {"waiting": 0, "scored": 6, "missing": 0}
+    assert health["scorers"]["slow"] == {"status": "ok", "waiting": 0, "scored": 6, "missing": 0, "restarts": 0}
 
 
 def large_png(side: int) -> bytes:
@@ -201,7 +200,7 @@ def posted(url: str, items: list[tuple[bytes, str]], kind: str = MSGPACK) -> htt
 def test_images_that_are_too_large_fail_alone_before_they_are_decoded() -> None:
     import resource
 
-    scorers, large = {"red": build_scorer(f"{__name__}:Redness")}, large_png(8000)
+    scorers, large = {"red": Here(build_scorer(f"{__name__}:Redness"))}, large_png(8000)
     with reward_service(make_app(scorers, OPEN)) as url:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         answer = posted(url, [(large, "a")] * 10 + [(encode_png(IMAGES[0]), "a")])
@@ -214,7 +213,7 @@ def test_images_that_are_too_large_fail_alone_before_they_are_decoded() -> None:
 
 def test_many_large_images_are_scored_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.api.rewards.PIXELS_AT_ONCE", 100)
-    scorers = {"red": build_scorer(f"{__name__}:Redness")}
+    scorers = {"red": Here(build_scorer(f"{__name__}:Redness"))}
     with reward_service(make_app(scorers, OPEN)) as url:
         files = [encode_png(image) for image in IMAGES]
         items = posted(url, [*((file, "a") for file in files), (b"nothing", "a"), (files[0], "dark")]).json()["items"]
@@ -257,7 +256,7 @@ def test_a_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
         return read_message(*words)
 
     monkeypatch.setattr("deploy.api.rewards.read_message", held)
-    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN)
+    app = make_app({"red": Here(build_scorer(f"{__name__}:Redness"))}, OPEN)
     with reward_service(app) as url, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(posted, url, [(encode_png(IMAGES[0]), "a")])
         try:
@@ -268,31 +267,131 @@ def test_a_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
         assert answer.result(PATIENCE_S).status_code == 200
 
 
-def test_bodies_in_progress_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that has announced a body and not sent it holds the room for it."""
+def test_bodies_that_never_come_hold_no_room_and_the_slowest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client announces the largest body; some send nothing of it, and then some all but its end."""
     monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024 * 1024)
-    with reward_service(make_app({"red": build_scorer(f"{__name__}:Redness")}, OPEN)) as url:
-
-        def answer() -> httpx2.Response:
-            return posted(url, [(encode_png(IMAGES[0]), "a")])
-
+    with reward_service(make_app({"red": Here(build_scorer(f"{__name__}:Redness"))}, OPEN)) as url, ExitStack() as held:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1024 * 1024}\r\n\r\n".encode()
-        with ExitStack() as held:
-            for _ in range(BODIES_HELD):
-                held.enter_context(socket.create_connection((host, int(port)))).sendall(head + b"{")
-            wait_until(lambda: answer().status_code != 200)
-            refused = answer()
-            assert refused.status_code == 503 and f"already hold {BODIES_HELD} MiB" in refused.json()["detail"]
-        wait_until(lambda: answer().status_code != 503)
-        assert answer().status_code == 200, "the room is free again"
+        for sent in (b"{", b"{" + b" " * (1024 * 1024 - 2)):
+            slow = [held.enter_context(socket.create_connection((host, int(port)))) for _ in range(2 * BODIES_HELD)]
+            for each in slow:
+                each.settimeout(PATIENCE_S)
+                each.sendall(head + sent)
+                assert posted(url, [(encode_png(IMAGES[0]), "a")]).status_code == 200
+        assert b"503" in slow[0].recv(100), "the first of those that sent much"
+        assert b"others need its room" in slow[0].recv(10_000)
+
+
+def test_whole_bodies_in_progress_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024)
+    monkeypatch.setattr("deploy.api.rewards.BODIES_HELD", 1)
+    busy, go_on = threading.Event(), threading.Event()
+
+    class Held(Redness):
+        def score(self, images, prompts, metadata):
+            busy.set()
+            assert go_on.wait(PATIENCE_S)
+            return super().score(images, prompts, metadata)
+
+    with reward_service(make_app({"red": Here(CheckedScorer(Held()))}, OPEN)) as url, ThreadPoolExecutor(1) as pool:
+        items = [(encode_png(IMAGES[0]), "a" * 500)]
+        first = pool.submit(posted, url, items)
+        try:
+            assert busy.wait(PATIENCE_S)
+            refused = posted(url, items)
+        finally:
+            go_on.set()
+        assert refused.status_code == 503 and "already hold" in refused.json()["detail"]
+        assert first.result(PATIENCE_S).status_code == posted(url, items).status_code == 200
+
+
+class Moods(Redness):
+    """Does what its first prompt says."""
+
+    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        if prompts[0] == "hang":
+            time.sleep(3600)
+        if prompts[0] == "die":
+            os._exit(1)
+        if prompts[0] == "interrupt":
+            raise KeyboardInterrupt
+        if prompts[0] == "exit":
+            sys.exit(3)
+        return super().score(images, prompts, metadata)
+
+
+def test_a_scorer_that_hangs_or_ends_is_noticed_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    place = ScorerProcess(f"{__name__}:Moods", {}, deadline_s=1.0)
+    image = encode_png(IMAGES[0])
+    try:
+        with reward_service(make_app({"red": place}, OPEN, max_waiting=4)) as url:
+
+            def said(prompt: str) -> tuple[int, str]:
+                answer = posted(url, [(image, prompt)])
+                health = httpx2.get(f"{url}/v1/health").json()
+                assert health["scorers"]["red"]["waiting"] == 0
+                if answer.status_code != 200:
+                    assert answer.headers["content-type"] == "application/problem+json"
+                return answer.status_code, answer.json().get("detail", health["status"])
+
+            assert said("a") == (200, "ok")
+            assert said("hang") == (504, "the scorer gave no answer: none within 1 s; its process starts again")
+            assert httpx2.get(f"{url}/v1/health").json()["status"] == "degraded"
+            assert said("a") == (200, "ok")
+            assert said("die") == (504, "the scorer gave no answer: its process ended; its process starts again")
+            assert said("interrupt") == (500, "the scorer failed: KeyboardInterrupt")
+            assert said("exit") == (200, "ok"), "its image has no score"
+            assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["restarts"] == 2
+    finally:
+        place.close()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_scorer_that_cannot_be_built_is_one_line() -> None:
+    with pytest.raises(ScorerError, match="takes no argument 'side'"):
+        ScorerProcess(f"{__name__}:Redness", {"side": 3}, deadline_s=1.0)
+
+
+def test_a_client_that_leaves_gives_its_place_back_and_costs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    class Held(Redness):
+        def score(self, images, prompts, metadata):
+            busy.set()
+            assert go_on.wait(PATIENCE_S)
+            return super().score(images, prompts, metadata)
+
+    app = make_app({"red": Here(CheckedScorer(Held()))}, OPEN, max_waiting=3)
+    call = ScoreCall(scorer="red", items=(Item(image=encode_png(IMAGES[0]), prompt="a"),))
+    body = write_message(call, JSON)
+    head = f"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with reward_service(app) as url, ThreadPoolExecutor(1) as pool:
+        host, port = url.removeprefix("http://").split(":")
+
+        def waiting() -> int:
+            return httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["waiting"]
+
+        first = pool.submit(posted, url, [(encode_png(IMAGES[0]), "a")])
+        try:
+            assert busy.wait(PATIENCE_S)
+            with ExitStack() as leaving:
+                for sent in (body, body, body[:-1]):  # the last one leaves within its body
+                    connection = leaving.enter_context(socket.create_connection((host, int(port))))
+                    connection.sendall(head.encode() + sent)
+                wait_until(lambda: waiting() == 3)
+            wait_until(lambda: waiting() == 1)
+        finally:
+            go_on.set()
+        assert first.result(PATIENCE_S).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= 30]
 
 
 def test_a_token_is_asked_for_and_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
     monkeypatch.setattr("deploy.api.rewards.BODY_BYTES", 1024 * 1024)
     access = Access(host="127.0.0.1", token=TOKEN)
-    app = make_app({"red": build_scorer(f"{__name__}:Redness")}, access)
+    app = make_app({"red": Here(build_scorer(f"{__name__}:Redness"))}, access)
     assert app.openapi()["paths"]["/v1/score"]["post"]["security"] == [{"HTTPBearer": []}]
     with reward_service(app) as url:
         assert httpx2.get(f"{url}/v1/health").json()["status"] == "ok"

@@ -189,7 +189,7 @@ def test_the_slider_goes_through_the_evaluations(visit):
 
 def test_runs_are_searched_by_what_differs_and_marked_for_comparison(visit):
     page = visit("runs")
-    wait_for(page, lambda: "group.size=8" in text(page, "#run-rows"))
+    wait_for(page, lambda: "group.size" in text(page, "#run-heads"))
     assert count(page, "#run-rows tr") == 4
     set_value(page, "#run-words", "group.size=8 finished")
     assert [text(page, "#run-rows button")] == ["other"]
@@ -205,6 +205,28 @@ def test_runs_are_searched_by_what_differs_and_marked_for_comparison(visit):
     assert "Report of these 2 runs (HTML)" in text(page, "#files")
     page.back()
     wait_for(page, lambda: text(page, "#charts") != "")
+
+
+def test_the_runs_table_begins_with_method_seed_and_what_differs_and_its_columns_are_chosen(visit):
+    page = visit("runs")
+    heads = "return [...document.querySelectorAll('#run-heads th')].map((head) => head.dataset.column)"
+    wait_for(page, lambda: page.execute_script(heads)[1:5] == ["run", "method", "seed", "group.shard"])
+    assert "seed=" not in text(page, "#run-rows"), "the seed has a column of its own"
+    page.execute_script("document.querySelector('.columns').open = true")
+    boxes = {box.text: box for box in page.find_elements("css selector", "#run-columns label")}
+    boxes["group.shard"].find_element("css selector", "input").click()
+    wait_for(page, lambda: "group.shard" not in page.execute_script(heads))
+    assert "group.shard=2" in text(page, "#run-rows"), "what has no column is in the last one"
+
+
+def test_held_out_score_and_reward_have_axes_of_their_own_and_legends_show_the_newest_values(visit):
+    page = visit("overview")
+    wait_for(page, lambda: count(page, "#heldout-chart canvas") == 1)
+    assert page.execute_script(SERIES, "#heldout-chart") == ["held-out score"]
+    assert "held-out score" not in page.execute_script(SERIES, "#reward-chart")
+    shown = text(page, "#heldout-chart .u-series:last-child .u-value")
+    said = page.execute_script("return document.querySelector('#heldout-chart').getAttribute('aria-label')")
+    assert said.endswith(f"held-out score now {shown}")
 
 
 def test_a_file_is_saved_under_the_name_of_its_run(visit, tmp_path: Path):

@@ -14,9 +14,9 @@ from deploy.board.board import Board
 from deploy.board.lease import BoardLease
 from deploy.folder.lease import Lease
 from deploy.monitor.page_server import PageServer
-from protocol.addresses import SCHEMES, check_address, without_password
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, FlowcreditError
+from protocol.ground.addresses import SCHEMES, check_address, without_password
 from tests.support.runs.watched import REDNESS, go
 from tests.support.waiting import wait_until
 

@@ -73,7 +73,7 @@ def test_what_a_run_writes_is_read_back(url, prefix):
     async def scenario():
         board = Board(url, prefix=prefix)
         await answering(board)
-        held = await board.held("mine")
+        held = await board.newest("mine")
         assert (held.session, held.line, held.event, held.trajectories) == (None, 0, 0, set())
         event = Event(number=1, time=2.0, kind="info", message="begins")
         wrote = status(trajectories=[3])
@@ -86,7 +86,7 @@ def test_what_a_run_writes_is_read_back(url, prefix):
         assert await board.record("mine", 3) == record(3)
         assert await board.record("mine", 4) is None
         assert await board.status("other") is None
-        held = await board.held("mine")
+        held = await board.newest("mine")
         assert (held.session, held.line, held.event, held.trajectories) == ("s1", 2, 1, {3})
         await board.close()
 

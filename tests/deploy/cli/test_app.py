@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deploy.folder.run_folder import open_run_folder
-from flow.models.folder import completed
+from flow.models.completed import completed
 from protocol.config.parse import parse_config
 from protocol.messages import Adapter, LearnerState, digest_of
 from tests.support.commands import run_cli

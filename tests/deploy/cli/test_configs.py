@@ -12,6 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from deploy.cli.app import COMMANDS, app
+from deploy.cli.training import DEMO
 from deploy.folder.read import lines_of
 from deploy.presets import load_config, method_names, preset_names, sources
 from protocol.errors import FlowcreditError, InputError
@@ -175,3 +176,23 @@ def test_init_on_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot be written: File too large"), files_limited(100):
             said("init", str(tmp_path / name))
         assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["held"]
+
+
+def test_changed_shows_what_was_set_and_the_method_that_the_config_has() -> None:
+    words = ("config", "toy_geneval", "--changed", "learner.clip_range=0.5")
+    rows = {row["key"]: row for row in json.loads(said(*words, "--json"))}
+    assert rows["learner.clip_range"]["source"] == "override"
+    assert rows["credit.rule"]["source"] == "preset toy_geneval"
+    assert "seed" not in rows
+    assert said(*words).startswith("# method stepwise_tree\n")
+    assert not said("config", "toy_mix").startswith("#")
+
+
+def test_what_the_demo_adds_to_its_preset_measures_and_never_trains() -> None:
+    preset, demo = (load_config("toy_geneval", overrides=words) for words in ((), DEMO))
+    fields, found = preset.outcome_fields(), demo.outcome_fields()
+    differing = {key for key in fields.keys() | found.keys() if fields.get(key) != found.get(key)}
+    assert {key.split(".")[0] for key in differing} == {"evaluation", "rewards"}
+    assert demo.reward_weights == preset.reward_weights
+    assert demo.diversity_reading == "diversity"
+    assert (demo.evaluation.every, demo.evaluation.shown) == (8, 48)

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from deploy.cli.app import app
 from deploy.folder.gallery import read_gallery
 from deploy.folder.heldout import read_heldout
+from deploy.folder.paired import why_unpaired
 from deploy.folder.read import checkpoint_of, lines_of
 from deploy.monitor.summary import number
-from deploy.report.paired import why_unpaired
 from deploy.tools.evaluate import diversity_of
 from deploy.tools.export import export_model
 from deploy.tools.generate import generate_images
@@ -213,7 +213,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--out", "/proc/no"], "/proc/no cannot be written"),
         (["eval", "RUN", "evaluation.height=16"], "evaluation.height and evaluation.width must be given together"),
         (["eval", "RUN", "evaluation.height=16", "evaluation.width=17"], "must be multiples of 4, got 16 and 17"),
-        (["train"], "a preset must be named, or --run with a run to go on with"),
+        (["train"], "a preset must be named, or --run with a run to resume"),
         (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),
     ],
 )

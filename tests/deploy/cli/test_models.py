@@ -170,7 +170,7 @@ def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant
     words = ("train", str(run.parent / "preset.yaml"), "--dry-run", "--run", str(run))
     assert run_cli(monkeypatch, *words, "cluster.rollout.gpus=0") == 0
     said = capsys.readouterr().out
-    assert f"{run} holds a run of this config and would go on" in said
+    assert f"{run} already holds this run; training would resume it" in said
     assert "note: 2 of 2 held-out prompts are trained on too" in said
     assert run_cli(monkeypatch, *words, "seed=9") == 2
     (line,) = capsys.readouterr().err.splitlines()

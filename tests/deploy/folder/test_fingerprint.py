@@ -1,13 +1,22 @@
 """A run goes on only with the contents that it began with."""
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploy.folder import fingerprint
-from deploy.folder.fingerprint import differences, file_digest, input_digests, library_versions
+from deploy.folder.fingerprint import (
+    code_name,
+    differences,
+    file_digest,
+    input_digests,
+    library_versions,
+    version_changes,
+)
 from deploy.folder.run_folder import open_run_folder
+from flowcredit.code import code_digest, git_commit
 from protocol.errors import RunFolderError
 
 
@@ -86,3 +95,32 @@ def test_versions_name_python_and_torch():
     versions = library_versions()
     assert versions["python"].count(".") == 2
     assert "torch" in versions
+
+
+def test_versions_name_the_code_and_its_commit(monkeypatch):
+    versions = library_versions()
+    assert versions["code"] == code_digest()
+    monkeypatch.setattr("deploy.folder.fingerprint.git_commit", lambda: "0123456789ab, changed")
+    assert code_name(library_versions()) == f"{code_digest()} (commit 0123456789ab, changed)"
+    monkeypatch.setattr("deploy.folder.fingerprint.git_commit", lambda: None)
+    assert code_name(library_versions()) == code_digest()
+    assert code_name({}) == ""
+
+
+def test_other_code_is_a_change_and_another_commit_of_the_same_code_is_none():
+    before = {"code": "aaa", "commit": "1"}
+    assert version_changes(before, {"code": "aaa", "commit": "2"}) == []
+    assert version_changes(before, {"code": "bbb", "commit": "1"}) == ["code (there aaa, now bbb)"]
+
+
+def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr("flowcredit.code.ROOT", tmp_path)
+    assert git_commit.__wrapped__() is None
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    (tmp_path / "file").write_text("1")
+    for words in (("init", "-q"), ("add", "file"), ("commit", "-qm", "first")):
+        subprocess.run([*git, *words], check=True)
+    commit = git_commit.__wrapped__()
+    assert len(commit) == 12
+    (tmp_path / "file").write_text("2")
+    assert git_commit.__wrapped__() == f"{commit}, changed"

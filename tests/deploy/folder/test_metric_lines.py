@@ -23,6 +23,6 @@ def test_the_scores_of_a_long_run_are_found_with_few_lines_in_memory(tmp_path: P
 
 
 def test_lines_share_the_names_of_their_numbers(tmp_path):
-    (tmp_path / METRICS).write_text('{"iteration": 1, "gain/step_0": 0.5}\n' * 2)
+    (tmp_path / METRICS).write_text('{"iteration": 1, "step_reward/step_0": 0.5}\n' * 2)
     (_, first), (_, second) = lines_of(tmp_path)
     assert first is second

@@ -17,7 +17,7 @@ from deploy.folder.run_folder import open_run_folder
 from deploy.jobs.fetch import fetch
 from learner.checkpoint import newest_checkpoint
 from protocol.errors import CheckpointError, RunFolderError
-from protocol.files import by_iteration
+from protocol.ground.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 from tests.support.faults.disks import files_limited
 

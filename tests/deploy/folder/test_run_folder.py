@@ -15,7 +15,7 @@ import pytest
 from deploy.folder.names import METRICS
 from deploy.folder.run_folder import RunFolder, open_run_folder, require_usable
 from protocol.errors import LeaseLostError, RunFolderError
-from protocol.files import by_iteration
+from protocol.ground.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
 
 

@@ -62,6 +62,21 @@ def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monk
     assert list(sink.reasons.values()) == reasons
 
 
+def test_a_cluster_that_seems_full_while_actors_start_is_not_called_too_small(tiny_config, monkeypatch):
+    """Ray gives a waiting actor its CPU before its process stands."""
+    monkeypatch.setattr(control_module, "WAITING_S", -1.0)
+    sink = Told()
+
+    async def reconcile() -> None:
+        fleet: Any = OnePool("one more needs 1 CPU on one node, 0 CPU free in the cluster")
+        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+        reporter.phase = "running"
+        await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
+
+    asyncio.run(reconcile())
+    assert list(sink.reasons.values()) == ["Starting"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "shortage"),
     [

@@ -32,14 +32,24 @@ def test_whether_it_learns_is_told_from_chance(trend, error, words):
 def test_the_slow_side_is_named_and_what_needs_attention_is_counted():
     rewards = Rewards(now=0.5, trend=0.05, trend_error=0.01)
     begin = "Learning: reward +0.050 in 10 iterations; "
-    assert said(rewards=rewards, **SLOW) == f"{begin}the learner is the slow side."
+    assert said(rewards=rewards, **SLOW) == f"{begin}the learner is the bottleneck."
     growing = LEARNER.model_copy(update={"desired": 2})
-    assert said(rewards=rewards, **SLOW | {"pools": [growing]}).endswith("the slow side (1 of 2 are ready).")
+    assert said(rewards=rewards, **SLOW | {"pools": [growing]}).endswith("the bottleneck (1 of 2 are ready).")
     slow = Bottleneck(side="reward/geneval", share=0.6, message="m")
     false = Condition(type="A", status="False", reason="R", message="m", since=1.0)
     facts = {"rewards": rewards, "bottleneck": slow, "conditions": [false]}
-    assert said(**facts) == f"{begin}reward/geneval is the slow side; 1 condition needs attention."
+    assert said(**facts) == f"{begin}reward/geneval is the bottleneck; 1 condition needs attention."
     assert said(**facts | {"conditions": [false, false]}).endswith("; 2 conditions need attention.")
+
+
+def test_a_role_without_room_is_named_with_what_helps():
+    waits = PoolStatus(name="learner", desired=2, ready=0, busy=0, waiting=2)
+    many, one = (PoolStatus(name="rollout", desired=3, ready=ready, busy=0) for ready in (2, 1))
+    why = "learner has 0 of 2 actors; 2 wait for a node: one more needs 1 CPU"
+    unmet = Condition(type="PoolSettled/learner", status="False", reason="Unschedulable", message=why, since=1.0)
+    facts = SLOW | {"conditions": [unmet]}
+    assert said(**facts | {"pools": [many, waits]}) == f"Blocked: {why}; rollout makes room within seconds if it can."
+    assert said(**facts | {"pools": [one, waits]}) == f"Blocked: {why}; a further node helps."
 
 
 def test_a_run_that_does_not_go_on_says_why():
@@ -52,4 +62,4 @@ def test_a_run_that_does_not_go_on_says_why():
     assert said("paused").startswith("Paused after iteration 6")
     assert said("starting").startswith("Starting: ")
     assert said("stopping").startswith("Stopping: ")
-    assert said("running", stale_since=5.0).startswith("Silent: ")
+    assert said("running", stale_since=5.0).startswith("No heartbeat: ")

@@ -21,7 +21,7 @@ from deploy.monitor.progress import Progress
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
 from deploy.run.local import LocalFleet
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.status import Condition
@@ -116,30 +116,30 @@ def test_only_news_is_written_and_shown(run):
     assert shown.getvalue().splitlines() == ["no room left", "Disk: room again"]
 
 
-def test_the_terminal_shows_gain_kl_and_the_time_that_is_left():
+def test_the_terminal_shows_step_rewards_kl_and_the_time_that_is_left():
     shown, now = StringIO(), iter((100.0, 110.0, 130.0))
     progress = Progress(Console(file=shown, width=400), clock=lambda: next(now))
     stages = {"seconds/rollout_and_reward": 6.0, "seconds/update": 3.5, "seconds/publish": 0.04}
     line = stages | {"reward/mean": 0.61, "reward/missing": 0.0, "train/approx_kl": 3.4e-7}
     with progress.bar(0, 10):
-        progress.recorded(1, line | {"gain/step_0_abs_mean": 0.1, "gain/step_1_abs_mean": 0.3})
-        progress.recorded(2, line | {"gain/step_0_abs_mean": None, "reward/missing": 2.0})
+        progress.recorded(1, line | {"step_reward/step_0_abs_mean": 0.1, "step_reward/step_1_abs_mean": 0.3})
+        progress.recorded(2, line | {"step_reward/step_0_abs_mean": None, "reward/missing": 2.0})
         progress.recorded(3, {key: value for key, value in line.items() if key != "train/approx_kl"})
     seconds = "(rollout+reward 6.0 s, update 3.5 s, publish 0.0 s)"
     assert shown.getvalue().splitlines() == [
-        f"iteration 1/10: reward 0.610, |gain| 0.200, KL 3.4e-07 {seconds}",
+        f"iteration 1/10: reward 0.610, |step reward| 0.200, KL 3.4e-07 {seconds}",
         f"iteration 2/10: reward 0.610, KL 3.4e-07 {seconds}, 2 scores missing, 0:01:20 left",
         f"iteration 3/10: reward 0.610 {seconds}, 0:01:45 left",
     ]
 
 
-def test_with_uniform_credit_the_terminal_shows_no_gain():
+def test_with_uniform_credit_the_terminal_shows_no_step_reward():
     """Each step's reward is that of the image, which stands there already."""
     shown = StringIO()
     progress = Progress(Console(file=shown, width=400), clock=lambda: 0.0)
     line = {"seconds/rollout_and_reward": 6.0, "seconds/update": 3.5, "seconds/publish": 0.0, "reward/missing": 0.0}
-    with progress.bar(0, 10, has_gains=False):
-        progress.recorded(1, line | {"reward/mean": 0.61, "gain/step_0_abs_mean": 0.61})
+    with progress.bar(0, 10, has_step_rewards=False):
+        progress.recorded(1, line | {"reward/mean": 0.61, "step_reward/step_0_abs_mean": 0.61})
     assert shown.getvalue() == "iteration 1/10: reward 0.610 (rollout+reward 6.0 s, update 3.5 s, publish 0.0 s)\n"
 
 

@@ -56,7 +56,7 @@ def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
         )
 
         async def has(ready: int) -> bool:
-            await pool.each(lambda actor: answer(actor.work.remote(), timeout_s=60))
+            await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
             return pool.status().ready == ready
 
         first = cluster.add_node(num_cpus=1)

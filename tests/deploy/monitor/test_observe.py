@@ -24,7 +24,7 @@ from deploy.monitor import trackers
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
-from deploy.monitor.summary import gains_of
+from deploy.monitor.summary import step_rewards_of
 from deploy.run.local import LocalFleet
 from protocol.commands import Command, new_command
 from protocol.config.run import RunConfig
@@ -59,7 +59,7 @@ def test_a_watched_run_ends_in_the_weights_of_one_that_nobody_sees(config, tmp_p
     status = left_behind(tmp_path / "seen")
     assert (status.phase, status.iteration, status.adapter_version, status.lines) == ("finished", 4, 4, 6)
     assert status.trajectories == [1, 2, 4]
-    assert set(gains_of(status.metrics)) == {"0", "1", "2"}
+    assert set(step_rewards_of(status.metrics)) == {"0", "1", "2"}
     assert status.metrics["train/first_ratio_deviation"] == 0.0
     assert status.staleness == 0
     assert status.bottleneck is not None

@@ -14,7 +14,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import Credit, Prompt, ScoredGroup, ScoredShard, ShardRequest
 from protocol.ports import Ports
-from rewards.scores import judged
+from rewards.scores import scored
 
 PROMPT = Prompt(index=0, text="a")
 REQUEST = ShardRequest(
@@ -61,7 +61,7 @@ def test_a_recording_that_fails_is_a_warning(
     async def scene() -> int | None:
         ports = Ports(rollouts=None, rewards=None, learner=learner, adapters=None)  # type: ignore[arg-type]
         recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
-        shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
+        shard = ScoredShard(rollout=None, facts=None, scores=scored([1.0]))  # type: ignore[arg-type]
         recorder.rolled_out(REQUEST, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
         recorder.learned(0, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
         await recorder.finish()
@@ -84,7 +84,7 @@ def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
     async def scene() -> None:
         ports = Ports(rollouts=None, rewards=None, learner=Silent(), adapters=None)  # type: ignore[arg-type]
         recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
-        shard = ScoredShard(rollout=None, facts=None, scores=judged([1.0]))  # type: ignore[arg-type]
+        shard = ScoredShard(rollout=None, facts=None, scores=scored([1.0]))  # type: ignore[arg-type]
         for iteration in range(3):
             request = replace(REQUEST, iteration=iteration)
             recorder.rolled_out(request, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_numbers_that_are_not_finite_become_null_and_text_is_left_out():
 
 
 def test_lines_share_the_names_of_their_numbers():
-    lines = [overview.line_of(number, json.loads('{"gain/step_0": 0.5}')) for number in (1, 2)]
+    lines = [overview.line_of(number, json.loads('{"step_reward/step_0": 0.5}')) for number in (1, 2)]
     (first,), (second,) = (line.values for line in lines)
     assert first is second
 
@@ -67,13 +67,13 @@ def test_time_left_is_the_median_pace_so_that_one_pause_does_not_count():
 
 def test_gains_and_stages_are_found_by_their_names():
     values = {
-        "gain/step_0_abs_mean": 0.1,
-        "gain/step_10_abs_mean": None,
+        "step_reward/step_0_abs_mean": 0.1,
+        "step_reward/step_10_abs_mean": None,
         "seconds/update": 2.0,
         "seconds/iteration": 9.0,
         "seconds/evaluation": 5.0,
     }
-    assert overview.gains_of(values) == {"0": 0.1, "10": None}
+    assert overview.step_rewards_of(values) == {"0": 0.1, "10": None}
     assert overview.stages_of(values) == {"update": 2.0}
 
 

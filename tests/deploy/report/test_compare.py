@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from deploy.folder.read import Origin
 from deploy.report.compare import compare
+from deploy.report.page import report_of
+from deploy.report.runs import read_runs
 from protocol.errors import RunFolderError
 from tests.support.commands import run_cli
 from tests.support.runs.ended import an_ended_run
@@ -81,3 +84,50 @@ def test_a_run_that_is_not_there_is_one_line(monkeypatch, capsys, tmp_path):
     (line,) = capsys.readouterr().err.splitlines()
     assert "there is no run folder nothing and no runs/nothing" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(
+    tmp_path, tiny_config, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for seed in range(3):
+        an_ended_run(tmp_path / f"runs/flow_{seed}", tiny_config(seed=seed), lift=0.1 + 0.01 * seed)
+        tree = tiny_config(seed=seed, sampling={"noise_level": 0.9})
+        an_ended_run(tmp_path / f"runs/tree_{seed}", tree, lift=0.2 + 0.01 * seed)
+    words = [*sorted(map(str, tmp_path.glob("runs/flow_*"))), "--", *sorted(map(str, tmp_path.glob("runs/tree_*")))]
+    assert run_cli(monkeypatch, "compare", *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["first"], found["second"]) == ("flow (3 seeds)", "tree (3 seeds)")
+    assert found["heldout"][0]["difference"]["has_seeds"]
+    assert found["heldout"][0]["difference"]["value"] == pytest.approx(0.1, abs=1e-5)
+    assert "tree is better (+0.100, 95 % interval" in found["verdict"]
+    assert "over seeds and prompts" in found["verdict"]
+    assert "20 s of training each" in found["verdict"]
+    page = report_of(read_runs([tmp_path / "runs" / name for name in ("flow_0", "flow_1", "tree_0", "tree_1")]))
+    assert "tree is better" in page[page.index("<main>") : page.index("<h2>")]
+
+
+def test_a_difference_within_chance_is_said_to_be_chance(tmp_path, tiny_config):
+    paths = [an_ended_run(tmp_path / f"a_{seed}", tiny_config(seed=seed), lift=0.1 * seed) for seed in range(4)]
+    found = compare(paths[::2], paths[1::2])
+    assert "the difference is within chance" in found.verdict
+    assert "better" not in found.verdict
+
+
+def test_more_than_two_runs_need_their_two_groups(monkeypatch, capsys):
+    for words in (["a", "b", "c"], ["a"], ["a", "--"], ["a", "--", "b", "--", "c"]):
+        assert run_cli(monkeypatch, "compare", *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "two groups with -- between them" in line
+
+
+def test_runs_of_other_code_are_told_apart(tmp_path, tiny_config):
+    one, other = (an_ended_run(tmp_path / name, tiny_config()) for name in ("one", "other"))
+    for path, code in ((one, "aaa"), (other, "bbb")):
+        origin = Origin(versions={"code": code, "commit": "123456789abc, changed"})
+        (path / "origin.json").write_text(origin.model_dump_json())
+    assert compare(one, other).differences["code"] == (
+        "aaa (commit 123456789abc, changed)",
+        "bbb (commit 123456789abc, changed)",
+    )
+    assert "code aaa (commit 123456789abc, changed)" in report_of(read_runs([one]))

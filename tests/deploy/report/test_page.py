@@ -13,8 +13,8 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from PIL import Image
 
-from deploy.report.account import SIDES, Peak, rates_of
-from deploy.report.charts import side_bars
+from deploy.report.account import SIDES, MfuPeak, rates_of
+from deploy.report.charts import metric_chart, side_bars
 from deploy.report.page import pairs_of, report_of, write_report
 from deploy.report.runs import groups_of, read_run, read_runs
 from protocol.errors import RunFolderError
@@ -101,7 +101,7 @@ def test_every_id_of_the_charts_is_there_once(page):
 
 def test_seeds_are_one_group_and_another_config_is_another(page):
     text = Page(page).text
-    assert "mine (2 runs)" in text
+    assert "mine (2 seeds)" in text
     assert "_other$x$" in text
     assert "mine_0 (seed 0, unknown)" in text
     assert "learner.learning_rate" in text
@@ -131,7 +131,7 @@ def test_the_account_has_rates_and_a_bar_for_each_side(tmp_path, tiny_config):
     cluster = {"rollout_actors": 2, **roles}
     config = tiny_config(cluster=cluster, group={"size": 4, "per_iteration": 8})
     run = read_run(an_ended_run(tmp_path / "run", config, iterations=50, **WORK))
-    peak = Peak(tflops=1e-9, operations=lambda _: (2.0, 6.0))
+    peak = MfuPeak(tflops=1e-9, operations=lambda _: (2.0, 6.0))
     (group,) = groups_of([run])
     rates = rates_of(group, peak)
     assert rates
@@ -199,7 +199,8 @@ def test_a_run_with_the_finished_image_only_has_trajectories_of_one_image(tmp_pa
     assert all(each.index(second) < each.index("finished") for each in shown)
 
 
-def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp_path, tiny_config):
+def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setattr("deploy.report.page.MOST_PAIRS", 12)
     run = an_ended_run(tmp_path / "run", tiny_config())
     names = list("abcdefghijklmnop")
     images = np.zeros((16, 8, 8, 3), np.uint8)
@@ -209,6 +210,7 @@ def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp
     np.savez(last, prompts=np.array(names), images=images, readings=np.array(changes, np.float32) + 1)
     where, parts = pairs_of(groups_of([read_run(run)])[0])
     assert where.endswith("The 12 prompts whose score changed most are shown.")
+    assert "mean of the 15 shown: 1.000 → 1.054; score of all 12 images: 0.450 → 0.550" in where
     assert [title for title, _ in parts] == [
         "Higher score: 11 of 16 prompts, 10 of them shown",
         "Lower score: 2 of 16 prompts",
@@ -293,3 +295,25 @@ def test_a_disk_that_takes_no_more_leaves_the_earlier_report(tmp_path, runs):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert out.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_report_explains_the_credit_of_each_group_and_no_other(tmp_path, tiny_config):
+    tree = tiny_config(credit={"rule": "tree"}, sampling={"splits": [0.5]})
+    flow = tiny_config(credit={"rule": "uniform"})
+    for name, config in (("tree", tree), ("flow", flow)):
+        text = Page(report_of([read_run(an_ended_run(tmp_path / name, config))])).text
+        assert ("share it" in text) == (name == "tree")
+        assert ("Every step earns the reward" in text) == (name == "flow")
+        assert "gain" not in text.lower()
+
+
+def test_a_line_of_one_point_has_an_axis_about_it_and_its_value_in_the_legend(tmp_path, tiny_config):
+    runs = [
+        read_run(an_ended_run(tmp_path / f"run_{k}", tiny_config(group={"size": 4 + 2 * k}), iterations=1))
+        for k in range(2)
+    ]
+    chart = metric_chart(groups_of(runs), "reward/mean")
+    axes = Figure().subplots()
+    chart.draw(axes)
+    assert axes.get_xlim() == (0, 2)
+    assert axes.get_legend_handles_labels()[1] == ["run_0: 0.6", "run_1: 0.6"]

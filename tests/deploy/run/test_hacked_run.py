@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from deploy.cli.app import app
 from deploy.folder.read import lines_of
 from learner.checkpoint import read_checkpoint
-from protocol.files import ADAPTER_FILE, by_iteration, iteration_name
+from protocol.ground.files import ADAPTER_FILE, by_iteration, iteration_name
 from tests.support.runs.scene import Driver
 
 pytestmark = pytest.mark.whole

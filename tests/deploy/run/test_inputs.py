@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress
 from deploy.monitor.tracker_kinds import kept_id
 from deploy.presets import load_config
-from deploy.run.inputs import check_heldout, check_inputs, concerns, local_concerns
+from deploy.run.inputs import Inputs, check_heldout, check_inputs, concerns, local_concerns
 from deploy.run.run import run_training
 from flow.models.hub import known_configs
-from flow.models.made_for import Sizes, require_sizes, sizes_of
+from flow.models.located import Sizes, locate, sizes_of
 from flow.models.text import overlong
 from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
@@ -25,6 +26,16 @@ from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
 
 ONE = [Prompt(index=0, text="a")]
+
+
+def noticed(config: RunConfig) -> dict[str, str]:
+    return dict(concerns(config, Inputs(ONE, [], locate(config.model))))
+
+
+def require_sizes(config: RunConfig) -> None:
+    locate(config.model).require_sizes(config)
+
+
 SCORER = {"scorer": "tests.support.rewards.dark:Dark"}
 
 
@@ -75,14 +86,14 @@ def test_settings_that_one_process_cannot_follow_are_named(tiny_config: Any) -> 
 
 def test_a_t5_encoder_reads_as_many_tokens_as_the_config_says(tiny_config: Any, tmp_path: Path) -> None:
     model = tiny_config(model={"path": str(write_flux(tmp_path / "flux")), "max_sequence_length": 40}).model
-    assert overlong(model, ["a" * 38]) == (40, [])
-    assert overlong(model, ["a" * 60]) == (40, ["a" * 60])
+    assert overlong(locate(model), ["a" * 38]) == (40, [])
+    assert overlong(locate(model), ["a" * 60]) == (40, ["a" * 60])
 
 
 def test_the_template_of_a_chat_counts_and_leaves_less_room(tiny_config: Any, tmp_path: Path) -> None:
     """Each letter is a token, and 38 stand around the prompt: two marks, the roles, line ends and an empty thought."""
     model = tiny_config(model={"path": str(write_z_image(tmp_path / "z")), "max_sequence_length": 80}).model
-    assert overlong(model, ["a" * 42, "a" * 43]) == (80, ["a" * 43])
+    assert overlong(locate(model), ["a" * 42, "a" * 43]) == (80, ["a" * 43])
 
 
 @pytest.mark.parametrize(
@@ -100,14 +111,14 @@ def test_a_distilled_model_is_told_and_a_base_model_is_not(
     tiny_config: Any, tmp_path: Path, write: Any, name: str, sign: str | None
 ) -> None:
     model = {"path": str(write(tmp_path / name)), "height": 1024, "width": 1024, "max_sequence_length": 64}
-    found = dict(concerns(tiny_config(model=model), ONE, []))
+    found = noticed(tiny_config(model=model))
     assert set(found) == ({"BaseModel"} if sign else set())
     assert (sign or "") in found.get("BaseModel", "")
 
 
 def test_images_below_the_model_s_own_size_are_told(tiny_config: Any, tmp_path: Path) -> None:
     def told(**model: Any) -> str | None:
-        return dict(concerns(tiny_config(model=tiny_config().model.model_dump() | model), ONE, [])).get("NativeSize")
+        return noticed(tiny_config(model=tiny_config().model.model_dump() | model)).get("NativeSize")
 
     assert told() is None
     assert told(height=16, width=16) is None
@@ -120,7 +131,7 @@ def test_the_warning_proposes_an_evaluation_at_the_own_size_and_ends_with_it(tin
     small = tiny_config().model.model_dump() | {"height": 12, "width": 12}
 
     def told(**evaluation: int) -> str | None:
-        return dict(concerns(tiny_config(model=small, evaluation=evaluation), ONE, [])).get("NativeSize")
+        return noticed(tiny_config(model=small, evaluation=evaluation)).get("NativeSize")
 
     assert "evaluation.height=16 evaluation.width=16" in (told() or "")
     assert told(height=12, width=16)
@@ -221,9 +232,9 @@ def test_sizes_are_those_of_the_pipelines_for_the_models_that_we_ship_config_fil
 
 def test_nothing_is_told_of_the_toy_world_whose_vae_is_a_tiny_one() -> None:
     config = load_config("toy_geneval")
-    assert list(concerns(config, ONE, [])) == []
+    assert noticed(config) == {}
     small = load_config("toy_geneval", overrides=["model.height=16", "model.width=16"])
-    assert "the model's own 32 x 32" in dict(concerns(small, ONE, []))["NativeSize"]
+    assert "the model's own 32 x 32" in noticed(small)["NativeSize"]
 
 
 def test_a_run_without_its_reward_s_weights_ends_before_a_prompt_is_encoded(tiny_config: Any, tmp_path: Path) -> None:
@@ -258,12 +269,13 @@ def test_a_held_out_tag_cannot_take_the_name_of_another_number(tiny_config: Any,
         check_inputs(swapped, is_local=True)
     heldout.write_text(lines[0])
     config = tiny_config(**held, data={"train": str(train), "heldout": str(heldout)})
-    assert len(check_inputs(config, is_local=True)[1]) == 1, "a tag of training names no metric"
+    assert len(check_inputs(config, is_local=True).heldout) == 1, "a tag of training names no metric"
 
 
 def test_a_negative_prompt_that_cannot_act_and_a_table_are_named(tiny_config: Any) -> None:
     prompts = [Prompt(index=index, text=f"{index}\ta cat", negative="blurry") for index in range(2)]
-    said = dict(concerns(tiny_config(), prompts, []))
+    inputs = replace(check_inputs(tiny_config(), is_local=True), prompts=prompts, heldout=[])
+    said = dict(concerns(tiny_config(), inputs))
     assert "2 negative prompts, such as 'blurry', do nothing at model.guidance 1" in said["NegativePrompts"]
     assert "data.train looks like a table" in said["PromptsPlain"]
-    assert "NegativePrompts" not in dict(concerns(tiny_config(model={"guidance": 4.5}), prompts, []))
+    assert "NegativePrompts" not in dict(concerns(tiny_config(model={"guidance": 4.5}), inputs))

@@ -14,7 +14,7 @@ from deploy.folder.run_folder import RunFolder
 from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from deploy.tools.generate import generate_images
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from learner.checkpoint import newest_checkpoint, read_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import RunFolderError

@@ -14,7 +14,7 @@ from deploy.monitor.progress import Progress
 from deploy.run.run import run_training
 from learner.update.own import PolicyStep, own_loss
 from protocol.errors import ConfigError, RunFolderError
-from protocol.import_path import file_digests, find_function
+from protocol.ground.import_path import file_digests, find_function
 from tests.support.paths import ROOT
 from tests.support.runs.watched import go
 from tests.support.services.local_ray import local_ray

@@ -17,7 +17,7 @@ import pytest
 
 from deploy.run.signals import stop_on_signal
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.scores import judged
+from rewards.scores import scored
 from tests.support.paths import ROOT
 from tests.support.runs.presets import small_preset
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -126,7 +126,7 @@ class Sleeper:
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         if HELD_OUT not in prompts:  # an evaluation ends at the first signal
             self._sleep()
-        return judged(np.zeros(len(images), np.float32))
+        return scored(np.zeros(len(images), np.float32))
 
     def _sleep(self) -> None:
         self._sign.touch()

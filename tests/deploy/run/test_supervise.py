@@ -21,7 +21,7 @@ from learner.checkpoint import newest_checkpoint, read_checkpoint
 from learner.loop.hacking import HackingGuard, Measured
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
-from protocol.files import by_iteration, iteration_name
+from protocol.ground.files import by_iteration, iteration_name
 from protocol.messages import LearnerState, Prompt
 from protocol.ports import Ports
 

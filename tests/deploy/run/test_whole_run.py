@@ -14,7 +14,7 @@ from deploy.presets import load_config
 from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import read_lora
 from learner.checkpoint import OPTIMIZER
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from tests.support.commands import run_cli
 from tests.support.runs.metrics import untimed
 from tests.support.runs.presets import small_preset
@@ -155,8 +155,8 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
 
     from deploy.presets import load_config
     from flow.rollout import RolloutPolicy
+    from protocol.ground.resources import resolve
     from protocol.messages import GenerateRequest, Prompt
-    from protocol.resources import resolve
 
     folder, _ = local_run
     config = load_config(folder / "config.yaml")

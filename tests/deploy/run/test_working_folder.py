@@ -12,7 +12,7 @@ import ray
 from deploy.run.cluster import ray_cluster
 from protocol.config.run import RunConfig
 from protocol.messages import Metadata, Scores
-from rewards.scores import judged
+from rewards.scores import scored
 from tests.support.commands import run_cli
 from tests.support.runs.presets import small_preset
 from tests.support.runs.sinks import Silent
@@ -28,7 +28,7 @@ class Wanderer:
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         os.chdir("/")
-        return judged(images.mean((1, 2, 3)) / 255)
+        return scored(images.mean((1, 2, 3)) / 255)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from deploy.tools.estimate import estimate, pass_cost, shared_memory
 from deploy.tools.fake_memory import CostMeter
 from flow.models.families import ATTENTION
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.located import adapter_config
 from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig

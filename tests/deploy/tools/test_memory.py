@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from deploy.tools.estimate import GIB, estimate
 from deploy.tools.fake_memory import CostMeter
 from deploy.tools.memory import fit_problems, roles_of
-from flow.models.folder import adapter_config
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.located import adapter_config
 from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from learner.update.micro_batches import MicroBatch

@@ -16,13 +16,13 @@ from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.families import FAMILIES, FLUX, SD3
-from flow.models.folder import adapter_config
 from flow.models.load import load_backbone
+from flow.models.located import adapter_config
 from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 from tests.support.worlds.tiny_models import write_flux, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image

@@ -19,7 +19,7 @@ from flow.models.families import SD3
 from flow.models.load import load_backbone
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import CheckpointError, ContractError, ModelError
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from protocol.messages import Adapter, digest_of
 
 CONFIG = SD3.adapter(LoraConfig(rank=4, alpha=12))

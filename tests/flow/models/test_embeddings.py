@@ -9,10 +9,10 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
+from flow.models.completed import completed
 from flow.models.contract import Backbone
 from flow.models.embeddings import Embeddings, identity_of
 from flow.models.families import SD3
-from flow.models.folder import completed
 from flow.models.load import load_backbone, open_embeddings
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError

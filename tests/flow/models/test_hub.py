@@ -16,14 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.folder.read import require_same
 from deploy.run.inputs import read_inputs
-from flow.models.folder import completed, completed_for_estimate, find_model, find_tiny_decoder, read_index
+from flow.models.completed import completed, completed_for_estimate
 from flow.models.hollow import hollow_backbone
-from flow.models.hub import adapter_folder, known_configs, model_folder
+from flow.models.hub import known_configs, lora_path, model_folder
 from flow.models.load import load_backbone
+from flow.models.located import locate
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, RunFolderError
-from protocol.hub import is_hub_id
+from protocol.ground.hub import is_hub_id
 
 NOTICES = logging.getLogger("huggingface_hub.utils._http")
 REPO, COMMIT, OTHER = "example/tiny-sd3", "1" * 40, "2" * 40
@@ -67,9 +68,9 @@ def test_a_hub_id_is_told_from_a_folder(path: str, is_id: bool) -> None:
 
 @pytest.mark.parametrize(("revision", "commit"), [(None, COMMIT), ("main", COMMIT), ("next", OTHER), (OTHER, OTHER)])
 def test_a_cached_model_is_found_by_its_revision(cache: Path, revision: str | None, commit: str) -> None:
-    index, folder = find_model(model(revision=revision))
-    assert index.family.name == "sd3"
-    assert folder == cache / "snapshots" / commit
+    located = locate(model(revision=revision), is_whole=True)
+    assert (located.family.name, located.commit) == ("sd3", commit)
+    assert located.folder == cache / "snapshots" / commit
 
 
 def test_a_run_pins_the_commit_of_its_model(cache: Path, tiny_config: Any) -> None:
@@ -78,7 +79,7 @@ def test_a_run_pins_the_commit_of_its_model(cache: Path, tiny_config: Any) -> No
     assert pinned.revision == OTHER
     (cache / "refs" / "next").write_text(COMMIT)
     assert completed(config).model.revision == COMMIT
-    assert find_model(pinned)[1] == cache / "snapshots" / OTHER
+    assert locate(pinned, is_whole=True).folder == cache / "snapshots" / OTHER
     local = tiny_config()
     assert completed(local).model.revision is None
 
@@ -98,7 +99,7 @@ def test_a_run_pins_the_commit_of_the_lora_that_it_starts_from(cache: Path, tiny
     assert completed(started(revision="next")).model.lora.revision == OTHER
     (repo / "refs" / "main").write_text(OTHER)
     assert completed(first) == first, "an actor, or the resumed run's own config, keeps the commit"
-    assert adapter_folder(LORA, first.model.lora.revision) == str(repo / "snapshots" / COMMIT)
+    assert lora_path(LORA, first.model.lora.revision) == str(repo / "snapshots" / COMMIT)
     with pytest.raises(RunFolderError, match=rf"model.lora.revision \(there '{COMMIT}', now '{OTHER}'\)"):
         require_same("runs/mine", first, completed(started()), remedy="give the run's own")
     with pytest.raises(ModelError, match=f"the LoRA {LORA} at revision v9 is not complete in the hub"):
@@ -127,7 +128,9 @@ def test_a_run_pins_the_commit_of_its_tiny_decoder(
     assert completed(of(tiny_decoder_revision="next")).model.tiny_decoder_revision == OTHER
     (repo / "refs" / "main").write_text(OTHER)
     assert completed(first) == first, "an actor, or the resumed run's own config, keeps the commit"
-    folder = find_tiny_decoder(first.model, cache / "snapshots" / COMMIT, is_whole=False)
+    folder = locate(model(**first.model.model_dump(include={"tiny_decoder", "tiny_decoder_revision"}))).tiny_decoder(
+        is_whole=False
+    )
     assert folder == repo / "snapshots" / COMMIT
     with pytest.raises(ModelError, match=f"the tiny decoder {DECODER} at revision v9 is not complete in the hub"):
         completed(of(tiny_decoder_revision="v9"))
@@ -179,8 +182,7 @@ def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) ->
 def test_a_folder_of_that_name_comes_first(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cache / "snapshots" / COMMIT, tmp_path / REPO)
-    _, folder = find_model(model())
-    assert folder == Path(REPO)
+    assert locate(model()).folder == Path(REPO)
 
 
 def test_offline_without_the_model_says_what_to_do(cache: Path) -> None:
@@ -188,20 +190,20 @@ def test_offline_without_the_model_says_what_to_do(cache: Path) -> None:
         ModelError,
         match=r"model example/other is not complete in the hub cache .* HF_HUB_OFFLINE is set: run `hf",
     ):
-        read_index(model(path="example/other"))
+        locate(model(path="example/other"))
     with pytest.raises(ModelError, match="model example/tiny-sd3 at revision v9 is not complete in the hub"):
-        read_index(model(revision="v9"))
+        locate(model(revision="v9"))
 
 
 def test_a_cached_model_that_lacks_a_part_is_refused(cache: Path) -> None:
     shutil.rmtree(cache / "snapshots" / COMMIT / "vae")
     with pytest.raises(ModelError, match="got none for .*'vae'"):
-        find_model(model())
+        locate(model(), is_whole=True)
 
 
 def test_neither_folder_nor_hub_id_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist: set model.path to a folder in diffusers' format or to a hub"):
-        read_index(model(path=str(tmp_path / "nothing")))
+        locate(model(path=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_what_the_hub_refuses_is_explained(error: Any, message: str, monkeypatch
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     with pytest.raises(ModelError, match=message):
-        read_index(model())
+        locate(model())
 
 
 def test_a_revision_that_a_lora_lacks_is_named_by_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +236,7 @@ def test_a_revision_that_a_lora_lacks_is_named_by_its_own_key(monkeypatch: pytes
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(ModelError, match=f"the LoRA {LORA} at revision v9 .*: set model.lora.revision to a branch"):
-        adapter_folder(LORA, "v9")
+        lora_path(LORA, "v9")
 
 
 def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +249,7 @@ def test_the_hubs_notices_of_its_tries_stay_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
     before = NOTICES.isEnabledFor(logging.WARNING)
     with pytest.raises(ModelError, match="hub cannot be reached"):
-        read_index(model())
+        locate(model())
     assert heard == [False]
     assert NOTICES.isEnabledFor(logging.WARNING) is before is True
 

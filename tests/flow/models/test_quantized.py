@@ -100,7 +100,9 @@ def test_the_learner_replays_a_rollout_with_a_ratio_of_exactly_1(
     rollout, _ = rollout_shard(sides[0][0], request, config)
     learner = sides[1][0]
     explored = rollout.steps
-    assert [learner.alike(k, explored, 2) for k in explored] == [2, 1, 1], "a forward of one row, and of several"
+    assert [learner.rows_per_state(k, explored, 2) for k in explored] == [2, 1, 1], (
+        "a forward of one row, and of several"
+    )
     np.testing.assert_array_equal(log_probs_of(learner, rollout).numpy(), rollout.log_probs)
     here = torch.from_numpy(rollout.latents[:, explored[-1]].copy())
     velocity, of_plain = (

@@ -12,7 +12,7 @@ from diffusers import AutoencoderTiny
 from deploy.folder.fingerprint import input_digests
 from deploy.tools.estimate import estimate
 from flow.maths.noise import normal
-from flow.models.folder import completed
+from flow.models.completed import completed
 from flow.models.load import load_backbone
 from flow.models.pipeline import PipelineBackbone
 from flow.policy import policy_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flow.models.load import load_backbone, open_embeddings, require_loadable
-from flow.models.made_for import require_sizes
+from flow.models.located import locate
 from flow.models.parts import read_part
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
@@ -32,6 +32,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(sound: Path, tmp_path: Path) -> Path:
     return shutil.copytree(sound, tmp_path / "model")
+
+
+def check(model: ModelConfig) -> None:
+    require_loadable(locate(model))
 
 
 def weights_of(part: str) -> str:
@@ -153,7 +157,7 @@ def test_a_folder_that_is_not_whole_is_refused_by_its_headers_too(name: str, mod
     damage, message = FAULTS[name]
     damage(model)
     config = ModelConfig(path=str(model), max_sequence_length=4)
-    for read in (require_loadable, load_backbone):
+    for read in (check, load_backbone):
         with pytest.raises(ModelError, match=message) as caught:
             read(config)
         assert "\n" not in str(caught.value)
@@ -166,19 +170,22 @@ def test_a_folder_that_is_not_whole_is_refused_by_its_headers_too(name: str, mod
 
 def test_an_outline_takes_no_memory(sound: Path) -> None:
     for part in ("transformer", "vae", "text_encoder", "text_encoder_3"):
-        assert {each.device.type for each in read_part(sound, part, is_outline=True).parameters()} == {"meta"}
+        assert {
+            each.device.type
+            for each in read_part(locate(ModelConfig(path=str(sound))), part, is_outline=True).parameters()
+        } == {"meta"}
 
 
 def test_what_a_published_file_holds_besides_is_ignored(model: Path, tmp_path: Path) -> None:
     changed("text_encoder", lambda held: held | {"text_model.embeddings.position_ids": torch.arange(24)[None]})(model)
     changed("text_encoder_3", lambda held: held | {"encoder.embed_tokens.weight": held["shared.weight"].clone()})(model)
-    require_loadable(ModelConfig(path=str(model)))
+    check(ModelConfig(path=str(model)))
     z_image = write_z_image(tmp_path / "z")
     with_more("text_encoder", "lm_head.weight")(z_image)
     with pytest.raises(ModelError, match="unknown, such as lm_head.weight"):
-        require_loadable(ModelConfig(path=str(z_image)))
+        check(ModelConfig(path=str(z_image)))
     configured("text_encoder/config.json", architectures=["Qwen3ForCausalLM"])(z_image)  # which it was saved by
-    require_loadable(ModelConfig(path=str(z_image)))
+    check(ModelConfig(path=str(z_image)))
 
 
 def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) -> None:
@@ -186,24 +193,25 @@ def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) ->
         file = model / weights_of(part)
         file.rename(file.with_name(file.name.replace(".safetensors", ".fp16.safetensors")))
     config = ModelConfig(path=str(model), max_sequence_length=4)
-    require_loadable(config)
+    check(config)
     plain = load_backbone(config.model_copy(update={"path": str(sound)})).encode("a cat")
-    for name, tensor in load_backbone(config).encode("a cat").items():
-        assert torch.equal(tensor, plain[name])
+    for name, tensor in load_backbone(config).encode("a cat").tensors.items():
+        assert torch.equal(tensor, plain.tensors[name])
 
 
 def test_one_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="model.safetensors is one file, not a folder in diffusers' format"):
-        require_loadable(ModelConfig(path=str(tmp_path / "model.safetensors")))
+        check(ModelConfig(path=str(tmp_path / "model.safetensors")))
 
 
 def test_a_prompt_may_not_be_longer_than_z_image_has_positions(tmp_path: Path, tiny_config: Any) -> None:
     # 512 positions: 480 of the prompt, filled to a multiple of 32 and numbered from 1, then one of the image
     path = str(write_z_image(tmp_path / "z"))
-    require_sizes(tiny_config(model={"path": path, "max_sequence_length": 480}))
+    fitting, longer = (tiny_config(model={"path": path, "max_sequence_length": most}) for most in (480, 481))
+    locate(fitting.model).require_sizes(fitting)
     with pytest.raises(ModelError, match="model.max_sequence_length must be at most 480 .* got 481"):
-        require_sizes(tiny_config(model={"path": path, "max_sequence_length": 481}))
+        locate(longer.model).require_sizes(longer)
 
 
 def test_a_lora_to_start_from_is_checked_by_its_header(sound: Path, tmp_path: Path) -> None:
@@ -216,14 +224,14 @@ def test_a_lora_to_start_from_is_checked_by_its_header(sound: Path, tmp_path: Pa
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "adapter_model.safetensors")
     settings = tmp_path / "adapter_config.json"
     settings.write_text(json.dumps({"lora_alpha": 2, "init_lora_weights": True}))
-    require_loadable(asked())
+    check(asked())
     for start, message in (
         ({"start": str(tmp_path / "no.safetensors")}, "cannot be read: No such"),
         ({"rank": 4}, "rank"),
     ):
         with pytest.raises(ModelError, match=f"model.lora.start .*{message}"):
-            require_loadable(asked(**start))
+            check(asked(**start))
     for changes_base in ("pissa", "pissa_niter_4", "olora", "loftq", "corda"):
         settings.write_text(json.dumps({"lora_alpha": 2, "init_lora_weights": changes_base}))
         with pytest.raises(ModelError, match=f"model.lora.start .* got init_lora_weights '{changes_base}'"):
-            require_loadable(asked())
+            check(asked())

@@ -14,7 +14,7 @@ from protocol.config.credit import CreditConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import COMMON_IMAGE, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
-from rewards.scores import judged, mix, partly
+from rewards.scores import mix, partly, scored
 from tests.support.learning.plain_credit import PLAIN
 
 A = np.array([[0.5, 0.62, 0.58, 0.66], [0.5, 0.46, 0.55, 0.53]], np.float32)
@@ -45,7 +45,7 @@ def group(a: np.ndarray = A, b: np.ndarray = B, weights: tuple[float, float] = (
     """Two members in two shards, scored by `a` and `b`."""
     shards = []
     for member in range(2):
-        parts = {"a": judged(a[member]), "b": judged(b[member], {"detail": b[member] / 2})}
+        parts = {"a": scored(a[member]), "b": scored(b[member], {"detail": b[member] / 2})}
         shards.append(shard(member, mix(parts, dict(zip("ab", weights, strict=True)))))
     return ScoredGroup(prompt=Prompt(index=0, text="a"), shards=tuple(shards))
 
@@ -88,15 +88,15 @@ def test_a_reward_s_scale_changes_the_sum_of_raw_scores_and_not_the_sum_of_advan
 
 
 def test_one_reward_of_weight_one_is_the_same_either_way() -> None:
-    shards = tuple(shard(member, mix({"a": judged(A[member])}, {"a": 1.0})) for member in range(2))
+    shards = tuple(shard(member, mix({"a": scored(A[member])}, {"a": 1.0})) for member in range(2))
     alone = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=shards)
     apart, together = (mixed([alone], {"a": 1.0}, mixture=m).advantages for m in ("advantages", "rewards"))
     assert torch.equal(apart, together) and apart.any()
 
 
 def test_a_point_that_one_reward_misses_is_masked_in_all() -> None:
-    first = mix({"a": partly(A[0], ["", "lost", "", ""]), "b": judged(B[0])}, {"a": 1.0, "b": 1.0})
-    second = mix({"a": judged(A[1]), "b": judged(B[1])}, {"a": 1.0, "b": 1.0})
+    first = mix({"a": partly(A[0], ["", "lost", "", ""]), "b": scored(B[0])}, {"a": 1.0, "b": 1.0})
+    second = mix({"a": scored(A[1]), "b": scored(B[1])}, {"a": 1.0, "b": 1.0})
     held = ScoredGroup(prompt=Prompt(index=0, text="a"), shards=(shard(0, first), shard(1, second)))
     assignment = mixed([held], {"a": 1.0, "b": 1.0})
     assert assignment.step_rewards[0].isnan().tolist() == [[True, True, False], [False, False, False]]

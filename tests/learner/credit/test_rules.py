@@ -15,7 +15,7 @@ from learner.credit.normalisers import (
     per_step,
     updated_baseline,
 )
-from learner.credit.rules import gae, gains, judged, tree, uniform
+from learner.credit.rules import calibrated_tree, gae, gains, tree, uniform
 from learner.credit.tables import lineage
 from protocol.config.credit import CreditConfig
 from tests.support.learning.worked_group import REWARDS
@@ -311,7 +311,7 @@ def test_a_calibrated_tree_judges_a_step_without_the_state_it_began_in() -> None
     finals = torch.tensor([[0.1, 0.3, 0.5, 0.9], [0.2, 0.6, 0.4, 0.4]], dtype=torch.float64)
     explored = torch.ones(2, 4, 2, dtype=torch.bool)
     means, others = grown(finals, explored, {0: 2, 1: 1})
-    step_rewards, slopes = judged(means, others, finals)
+    step_rewards, slopes = calibrated_tree(means, others, finals)
     # Step 0: each branch's deviation is minus the other one's, so the state all share predicts nothing.
     # Step 1: deviations -.35 -.15 .05 .45 and -.2 .2 0 0; sum d o = 2 (.0525 + .0225 - .04), sum o^2 = .43.
     close(slopes, [0.0, 0.162791])
@@ -324,11 +324,11 @@ def test_a_branch_without_scored_siblings_earns_its_own_deviation() -> None:
     nan = torch.nan
     finals = torch.tensor([[0.1, nan, 0.5, 0.9]], dtype=torch.float64)
     explored = torch.ones(1, 4, 2, dtype=torch.bool)
-    step_rewards, slopes = judged(*grown(finals, explored, {0: 2, 1: 1}), finals)
+    step_rewards, slopes = calibrated_tree(*grown(finals, explored, {0: 2, 1: 1}), finals)
     # Deviations from .5: -.4, 0 and .4; only the last two have each other: sum d o = 0.
     close(slopes, [0.0, 0.0])
     torch.testing.assert_close(step_rewards[0, :, 1], torch.tensor([-0.4, nan, 0.0, 0.4]), equal_nan=True)
-    _, slopes = judged(*grown(finals, explored & (finals == 0.1).unsqueeze(-1), {0: 2, 1: 1}), finals)
+    _, slopes = calibrated_tree(*grown(finals, explored & (finals == 0.1).unsqueeze(-1), {0: 2, 1: 1}), finals)
     assert slopes[1].isnan()
 
 

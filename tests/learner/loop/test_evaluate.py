@@ -12,7 +12,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ContractError
 from protocol.messages import Adapter, GenerateRequest, Prompt, Receipt, Scores
 from protocol.ports import Ports
-from rewards.scores import judged, mix_observed
+from rewards.scores import mix_observed, scored
 
 Config = Callable[..., RunConfig]
 
@@ -100,7 +100,7 @@ class FailingJudge(ReadingScorer):
     ) -> Scores:
         reward = await super().score_for_evaluation(images, prompts, metadata)
         fails = images[0, 0, 0, 0] == 0
-        judge = Scores.missing(len(images), "failed") if fails else judged(reward.values, {"strict": reward.values})
+        judge = Scores.missing(len(images), "failed") if fails else scored(reward.values, {"strict": reward.values})
         return mix_observed({"brightness": reward, "judge": judge}, {"brightness": 1.0})
 
 
@@ -145,7 +145,9 @@ def test_requests_have_the_evaluation_s_own_size(tiny_config: Config) -> None:
         tiny_config(evaluation={"height": 12})
 
 
-def test_the_gallery_shows_the_first_image_of_up_to_four_prompts_of_each_tag(tiny_config: Config) -> None:
+def test_the_gallery_shows_the_first_image_of_equally_many_prompts_of_each_tag(tiny_config: Config) -> None:
+    two = assess(tiny_config(evaluation={"shown": 2})).gallery
+    assert [(prompt.index, int(image[0, 0, 0])) for prompt, image, _ in two] == [(0, 0), (3, 48)]
     gallery = assess(tiny_config()).gallery
     assert [(prompt.index, int(image[0, 0, 0])) for prompt, image, _ in gallery] == [
         (0, 0),

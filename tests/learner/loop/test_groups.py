@@ -23,7 +23,7 @@ from protocol.messages import (
     ShardRequest,
 )
 from protocol.ports import Ports
-from rewards.scores import judged, partly
+from rewards.scores import partly, scored
 from tests.support.learning.groups import complete
 
 Config = Callable[..., RunConfig]
@@ -60,7 +60,7 @@ class Workshop:
     async def score_for_training(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         await asyncio.sleep(0.005)
         self.waiting -= len(prompts)
-        return judged([0.5] * len(prompts))
+        return scored([0.5] * len(prompts))
 
     async def adapter(self) -> Adapter:
         return Adapter(version=0, arrays={}, digest="d")
@@ -177,7 +177,7 @@ def shard(scores: Scores) -> ScoredShard:
 
 
 def test_a_void_image_drops_its_whole_group_and_no_other() -> None:
-    kept = (shard(judged([1, 2])), shard(partly([1, float("nan")], ["", "lost"])))
+    kept = (shard(scored([1, 2])), shard(partly([1, float("nan")], ["", "lost"])))
     assert drop_if_void(PROMPTS[0], kept) == kept
     void = (kept[0], shard(replace(kept[1].scores, voids_group=True)))
     dropped = drop_if_void(PROMPTS[0], void)
@@ -187,7 +187,7 @@ def test_a_void_image_drops_its_whole_group_and_no_other() -> None:
 
 def test_a_group_without_any_score_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     blurred = shard(partly([float("nan")] * 2, ["blurred"] * 2))
-    drop_if_void(Prompt(index=0, text="a cat"), (shard(judged([1, 2])), blurred))
+    drop_if_void(Prompt(index=0, text="a cat"), (shard(scored([1, 2])), blurred))
     assert not caplog.text
     drop_if_void(Prompt(index=0, text="a cat"), (blurred,))
     assert "must have a valid score to train on, got none for 'a cat' (blurred)" in caplog.text

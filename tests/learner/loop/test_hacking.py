@@ -66,7 +66,7 @@ def test_a_fall_beside_a_rise_is_told_after_two_evaluations_and_taken_back(tiny_
     assert "'eyes'" in message
     assert f"{0.4 + NOISE.mean():.4f} at iteration 30 after {0.6 + NOISE.mean():.4f} at iteration 10" in message
     assert "the better checkpoint is kept: runs/a/checkpoints/10; `flowcredit generate`" in message
-    assert "take it with --iteration 10, and a new run goes on from it with model.lora.start=runs/a/ch" in message
+    assert "take it with --iteration 10, and a new run starts from it with model.lora.start=runs/a/ch" in message
 
 
 def test_where_the_running_mean_is_evaluated_the_advice_takes_the_running_mean(
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_named_that_is_better_than_now_also_one_whose_readings_a
         if best is not None:
             named = f"the better checkpoint is kept: checkpoints/{best}; "
             assert (
-                f"--iteration {best}, and a new run goes on from it with model.lora.start=checkpoints/{best}" in message
+                f"--iteration {best}, and a new run starts from it with model.lora.start=checkpoints/{best}" in message
             )
         assert named in message
 

@@ -20,7 +20,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import CheckpointError, ContractError, GuardError, RunFolderError, ShardLostError
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, ScoredGroup, Scores, ShardRequest
 from protocol.ports import Ports
-from rewards.scores import judged
+from rewards.scores import scored
 
 Config = Callable[..., RunConfig]
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
@@ -417,7 +417,7 @@ class Scripted:
 
     async def score_for_evaluation(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         values = {name: np.full(len(prompts), value) for name, value in self._readings.pop(0).items()}
-        return judged(values["redness"], values)
+        return scored(values["redness"], values)
 
 
 def test_a_peak_in_the_evaluation_that_ends_the_run_is_saved(tiny_config: Config) -> None:

@@ -137,7 +137,7 @@ class World:
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002
         pass
 
-    async def rest(self, save: loop.Save) -> None:
+    async def between(self, save: loop.Save) -> None:
         if self.version in self.pauses_at:
             await self.apart(PAUSE_S)
 
@@ -159,7 +159,7 @@ def trained(config: RunConfig, **scene: Any) -> World:
             ports=Ports(rollouts=port, rewards=port, learner=port, adapters=port),
             journal=world,
             stop=world.stop,
-            rest=world.rest,
+            between=world.between,
         )
         world.wall_s = asyncio.get_running_loop().time()
         return world

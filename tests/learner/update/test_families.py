@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow.models.folder import adapter_config
+from flow.models.located import adapter_config
 from flow.rollout import RolloutPolicy
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import Learner

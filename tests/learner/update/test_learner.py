@@ -304,8 +304,8 @@ def test_reward_metrics_are_those_of_the_finished_images(tiny_config: Config) ->
     assert metrics["reward/mean"] == pytest.approx(0.5)
     assert metrics["reward/group_std"] == pytest.approx(np.std([0.7, 0.4, 0.6, 0.3]))
     assert metrics["reward/missing"] == 0
-    assert metrics["gain/step_0_abs_mean"] == 0.0
-    assert metrics["gain/step_2_abs_mean"] == pytest.approx((0.2 + 0.1 + 0.1 + 0.2) / 4)
+    assert metrics["step_reward/step_0_abs_mean"] == 0.0
+    assert metrics["step_reward/step_2_abs_mean"] == pytest.approx((0.2 + 0.1 + 0.1 + 0.2) / 4)
     assert metrics["advantage/step_0_mean"] == pytest.approx(0, abs=1e-6)
 
 

@@ -12,12 +12,12 @@ from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from learner.update.micro_batches import (
-    Alike,
     MicroBatch,
+    RowsPerState,
     ShardTask,
     StepChoice,
     micro_batches,
-    require_alike,
+    require_same_rows,
     shard_tasks,
 )
 from learner.update.objective import Objective
@@ -87,7 +87,7 @@ def gradient(scene: Scene) -> Callable[[MicroBatch], torch.Tensor]:
 
 
 def batches_of(task: ShardTask) -> list[MicroBatch]:
-    return list(micro_batches(task, task.shard.rollout, alike=alone, device=CPU))
+    return list(micro_batches(task, task.shard.rollout, rows_per_state=alone, device=CPU))
 
 
 def test_a_share_of_the_steps_is_that_of_exact_arithmetic(scene: Scene) -> None:
@@ -125,12 +125,12 @@ def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Confi
     task = task_of(config)
     policy, lora = build_policy(config, device="cpu")
 
-    def found(alike: Alike, k: int) -> tuple[torch.Tensor, int]:
+    def found(rows_per_state: RowsPerState, k: int) -> tuple[torch.Tensor, int]:
         """The gradient of the shard's losses at step k, and the velocities that it took."""
         for parameter in lora.parameters.values():
             parameter.grad = None
         policy.gradient_evaluations = 0
-        batches = micro_batches(task, task.shard.rollout, alike=alike, device=CPU, keeps_idle=True)
+        batches = micro_batches(task, task.shard.rollout, rows_per_state=rows_per_state, device=CPU, keeps_idle=True)
         objective = Objective(policy, lora, config.learner)
         torch.cat([objective(each).loss for each in batches if each.k == k]).sum().backward()
         parts = [each.grad.flatten() for each in lora.parameters.values() if each.grad is not None]
@@ -138,7 +138,7 @@ def test_the_gradient_is_that_of_one_velocity_for_each_member(tiny_config: Confi
 
     branches = 2 if config.model.guidance > 1 else 1
     for k, different in states.items():
-        ours, evaluations = found(policy.alike, k)
+        ours, evaluations = found(policy.rows_per_state, k)
         theirs, _ = found(alone, k)
         assert relative_difference(theirs, ours) < 1e-5
         assert evaluations == branches * different
@@ -152,13 +152,13 @@ def test_a_step_whose_state_all_members_share_takes_one_gradient(tiny_config: Co
 
 def test_rows_that_must_have_the_same_state_and_differ_are_refused() -> None:
     states = np.zeros((4, 1, 2, 2), np.float32)
-    require_alike(states, 4, k=0)
+    require_same_rows(states, 4, k=0)
     states[2:] = 1
-    require_alike(states, 2, k=3)
-    require_alike(states, 1, k=3)
+    require_same_rows(states, 2, k=3)
+    require_same_rows(states, 1, k=3)
     states[3, 0, 1, 1] = np.nextafter(np.float32(1), np.float32(2))
     with pytest.raises(ContractError, match="split in step 3 must have the same state"):
-        require_alike(states, 2, k=3)
+        require_same_rows(states, 2, k=3)
 
 
 def task_of(config: RunConfig) -> ShardTask:

@@ -14,7 +14,7 @@ import torch
 from deploy.presets import load_config, method_names
 from flow.policy import build_policy
 from flow.rollout import RolloutPolicy
-from learner.update.lanes import Lanes, Seat, added, tree
+from learner.update.lanes import Lanes, Seat, added, tree_sum
 from learner.update.learner import SCALER, Learner
 from learner.update.micro_batches import StepChoice, micro_batches, shard_tasks
 from learner.update.objective import Objective
@@ -157,7 +157,7 @@ def whole_gradient(config: RunConfig, groups: Sequence[ScoredGroup], done: Learn
     losses = [
         objective(micro_batch).loss
         for task in tasks
-        for micro_batch in micro_batches(task, task.shard.rollout, alike=alone, device=device)
+        for micro_batch in micro_batches(task, task.shard.rollout, rows_per_state=alone, device=device)
     ]
     (torch.cat(losses).sum() / sum(task.pairs for task in tasks)).backward()
     return torch.cat([parameter.grad.flatten() for parameter in lora.parameters.values() if parameter.grad is not None])
@@ -365,11 +365,11 @@ def test_the_tree_of_any_number_of_workers_is_the_tree_of_all_lanes() -> None:
     def join(one: str, other: str) -> str:
         return f"({one}+{other})"
 
-    whole = tree([str(lane) for lane in range(8)], join)
+    whole = tree_sum([str(lane) for lane in range(8)], join)
     assert whole == "(((0+4)+(2+6))+((1+5)+(3+7)))"
     for workers in (1, 2, 4, 8):
-        own = [tree([str(lane) for lane in range(worker, 8, workers)], join) for worker in range(workers)]
-        assert tree(own, join) == whole
+        own = [tree_sum([str(lane) for lane in range(worker, 8, workers)], join) for worker in range(workers)]
+        assert tree_sum(own, join) == whole
 
 
 def test_a_lane_without_a_shard_adds_nothing() -> None:

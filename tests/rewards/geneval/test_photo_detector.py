@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
 from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
@@ -78,7 +79,7 @@ def test_colours_are_named_only_where_a_prompt_asks_for_them(
     assert [[item.color in COLORS for item in found] for found in some] == [
         [row == 1 and item.label == label for item in found] for row, found in enumerate(plain)
     ]
-    monkeypatch.setattr(PhotoDetector, "_forward", 2)  # as on a GPU; the last batch is filled up
+    monkeypatch.setattr(PhotoDetector, "images_per_forward", 2)  # as on a GPU; the last batch is filled up
     for found, alone in zip(detector.detect(images, [frozenset(), {label}, frozenset()]), some, strict=True):
         assert [(item.label, item.color, item.box) for item in found] == [
             (item.label, item.color, item.box) for item in alone
@@ -87,9 +88,9 @@ def test_colours_are_named_only_where_a_prompt_asks_for_them(
 
 
 def test_pixels_are_those_of_the_model_s_own_processor(weights: tuple[Path, Path]) -> None:
-    segmenter, clip = weights
+    segmenter, _ = weights
     images = np.random.default_rng(2).integers(0, 256, (2, 50, 130, 3), np.uint8)
-    processor = PhotoDetector(model=str(segmenter), clip=str(clip))._segmenter[1]
+    processor = Mask2FormerImageProcessorPil.from_pretrained(segmenter)
     processor.pad_size = {"height": 96, "width": 160}
     expected = processor(images=list(images), return_tensors="pt")
     pixels, pixel_mask = prepared(processor, images, "cpu")

@@ -55,8 +55,10 @@ def small_gzip_of_a_large_body() -> Iterator[bytes]:
 @pytest.mark.parametrize("answer", [dripping_head, dripping_body, dripping_name_of_a_gzip])
 def test_a_server_that_drips_is_given_up_at_the_deadline(answer) -> None:
     """The tries are longer than the deadline, which therefore ends the first one."""
-    with raw_server(answer) as url, pytest.raises(CallError, match="no whole reply within"):
+    with raw_server(answer) as url, pytest.raises(CallError, match="no whole reply within the deadline of 1 s"):
         HttpCaller(url, timeout_s=3600, tries=3, deadline_s=1.0).call("GET", "/")
+    with raw_server(answer) as url, pytest.raises(CallError, match="no whole reply within 0.5 s"):
+        HttpCaller(url, timeout_s=0.5, tries=1, deadline_s=3600).call("GET", "/")
 
 
 @pytest.mark.timeout(60)

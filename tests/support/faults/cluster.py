@@ -206,12 +206,15 @@ class Cluster:
 
     def wait_for_nodes(self, count: int) -> None:
         """Return when Ray counts this many living nodes."""
+        until(lambda: self._nodes("ALIVE") == count, f"{count} nodes are alive", seconds=600)
+
+    def dead_nodes(self) -> int:
+        """How many nodes Ray has called dead so far."""
+        return self._nodes("DEAD")
+
+    def _nodes(self, state: str) -> int:
         words = ["curl", "-s", "-m", "5", "-H", f"Authorization: Bearer {self._token}", f"{self.jobs}/api/v0/nodes"]
-
-        def living() -> int:
-            return self.head.run(words, code=None).count('"state": "ALIVE"')
-
-        until(lambda: living() == count, f"{count} nodes are alive", seconds=600)
+        return self.head.run(words, code=None).count(f'"state": "{state}"')
 
     def rollout_node(self, run: str) -> Machine:
         """The machine of a rollout actor that is not on the head."""

@@ -89,8 +89,8 @@ def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
     columns = []
     for k in rollout.steps:
         latents, following = (torch.from_numpy(rollout.latents[:, point].copy()).to(device) for point in (k, k + 1))
-        alike = policy.alike(k, rollout.steps, len(latents))
-        transition, _ = policy.transition(latents, k, conditioning=conditioning, alike=alike)
+        rows_per_state = policy.rows_per_state(k, rollout.steps, len(latents))
+        transition, _ = policy.transition(latents, k, conditioning=conditioning, rows_per_state=rows_per_state)
         assert transition.mean.requires_grad
         columns.append(transition.log_prob(following).detach().cpu())
     return torch.stack(columns, dim=1)

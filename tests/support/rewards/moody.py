@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from deploy.api.auth import Access
 from deploy.api.rewards import make_app
 from rewards.scorer import build_scorer
-from tests.support.rewards.reward_servers import reward_service
+from tests.support.rewards.reward_servers import Here, reward_service
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def moody_server(seed: int) -> Iterator[tuple[str, Counter[int]]]:
     numbers = random.Random(seed)
     answered: Counter[int] = Counter()
     app = make_app(
-        {"redness": build_scorer("tests.support.rewards.judges:Redness")}, Access(host="127.0.0.1", token=None)
+        {"redness": Here(build_scorer("tests.support.rewards.judges:Redness"))}, Access(host="127.0.0.1", token=None)
     )
 
     @app.middleware("http")

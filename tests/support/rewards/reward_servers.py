@@ -1,12 +1,17 @@
 """Real HTTP servers on loopback for tests: one that answers as it is told, and the reward service itself."""
 
+import asyncio
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from deploy.api.scorer_process import Facts, Place
+from deploy.api.serve import settings_of
+from rewards.scorer import CheckedScorer
 
 
 class Asked(NamedTuple):
@@ -76,12 +81,26 @@ def raw_server(parts: Callable[[], Iterator[bytes]]) -> Iterator[str]:
         server.shutdown()
 
 
+class Here(Place):
+    """A scorer in this process, for services that are tested without a process for each scorer."""
+
+    restarts, is_degraded = 0, False
+
+    def __init__(self, scorer: CheckedScorer) -> None:
+        self._scorer, self.facts = scorer, Facts.of(scorer)
+
+    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function on a thread."""
+        return await asyncio.to_thread(function, self._scorer, *args, **kwargs)
+
+
 @contextmanager
-def reward_service(app: object) -> Iterator[str]:
-    """The address of a FastAPI app served by uvicorn."""
+def reward_service(app: Any, *, proxies: Sequence[str] = ()) -> Iterator[str]:
+    """The address of an app that is served as the commands serve theirs."""
     import uvicorn
 
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")  # type: ignore[arg-type]
+    config = settings_of(app, proxies=proxies)
+    config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

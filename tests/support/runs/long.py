@@ -94,8 +94,10 @@ def _line(iteration: int, learnt: float, steps: int, rng: np.random.Generator) -
         name: value
         for step in range(steps)
         for name, value in {
-            f"gain/step_{step}_abs_mean": abs(0.02 + 0.1 * math.sin(3 * (step + 1) / steps) + 0.01 * rng.normal()),
-            f"gain/step_{step}_zero_share": 0.01,
+            f"step_reward/step_{step}_abs_mean": abs(
+                0.02 + 0.1 * math.sin(3 * (step + 1) / steps) + 0.01 * rng.normal()
+            ),
+            f"step_reward/step_{step}_zero_share": 0.01,
             f"advantage/step_{step}_mean": 0.0,
             f"advantage/step_{step}_std": 0.9 + 0.01 * step,
             f"credit/step_{step}_slope": step / steps,

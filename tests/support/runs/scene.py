@@ -19,7 +19,7 @@ import yaml
 from deploy.folder.read import lines_of
 from deploy.tools.verify import verify
 from learner.checkpoint import newest_checkpoint
-from protocol.files import ADAPTER_FILE
+from protocol.ground.files import ADAPTER_FILE
 from tests.support.paths import ROOT
 from tests.support.runs.metrics import untimed
 from tests.support.warm.command import start_python

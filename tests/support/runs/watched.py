@@ -105,14 +105,14 @@ def go(
                 if watching:
                     watching.add_done_callback(lambda done: stop.set() if done.exception() else None)
 
-                async def rest(save: Save) -> None:
+                async def between(save: Save) -> None:
                     await asyncio.sleep(slow_s)
                     if fails_at and observed.reporter.status().iteration >= fails_at:
                         raise NonFiniteError("the loss must be finite, got NaN")
-                    await observed.control.rest(save)
+                    await observed.control.between(save)
                     while waits and watching and not watching.done() and not stop.is_set() and is_last():
                         await asyncio.sleep(0.01)
-                        await observed.control.rest(save)
+                        await observed.control.between(save)
 
                 def is_last() -> bool:
                     return observed.reporter.status().iteration == config.iterations - 1
@@ -124,7 +124,7 @@ def go(
                     ports=fleet.ports,
                     journal=journal,
                     stop=stop,
-                    rest=rest,
+                    between=between,
                     observer=observed,
                 )
                 if watching:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError
-from protocol.import_path import find_class
+from protocol.ground.import_path import find_class
 
 
 def test_a_file_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

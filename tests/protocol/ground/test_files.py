@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from protocol.files import append_whole, by_iteration, iteration_name, whole, write_whole
+from protocol.ground.files import append_whole, by_iteration, iteration_name, whole, write_whole
 
 
 def test_text_is_added_at_the_end(tmp_path):

@@ -33,13 +33,6 @@ def loaded(
     Args:
         load: a function such as `CLIPTokenizer.from_pretrained`.
         source: a folder or a hub id.
-        what: names part and folder in the line.
-        error: the exception to raise.
-        remedy: what to do about it.
-        options: further arguments of `load`.
-
-    Returns:
-        The result of `load`.
 
     Raises:
         InputError: of the type `error`: the source does not exist or cannot be read.
@@ -77,10 +70,7 @@ def require_tensors(model: Any, found: Mapping[str, Any], *, what: str, error: t
     an encoder belongs, its modules that this class does not have are ignored too (`lm_head`, `vision_model`).
 
     Args:
-        model: the model.
         found: `missing_keys`, `unexpected_keys` and `mismatched_keys` of `output_loading_info`.
-        what: names part and folder in the line.
-        error: the exception to raise.
 
     Raises:
         InputError: of the type `error`.
@@ -133,12 +123,6 @@ def load_tokenizer(kind: Any, source: Path | str, *, what: str, error: type[Inpu
 
 def require_vocabulary(tokenizer: Any, model: Any, *, what: str, error: type[InputError]) -> None:
     """Check that a tokenizer has about as many tokens as the embedding of its model has rows, and never more.
-
-    Args:
-        tokenizer: of transformers.
-        model: of transformers.
-        what: names both in the line.
-        error: the exception to raise.
 
     Raises:
         InputError: of the type `error`.

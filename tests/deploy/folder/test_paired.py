@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from deploy.folder.heldout import HeldoutScores, heldout_of
-from deploy.report.paired import paired_difference, why_unpaired
+from deploy.folder.paired import fallen, group_difference, paired_difference, score_of, why_unpaired
 from protocol.config.run import EvaluationConfig
 from tests.support.runs.ended import an_evaluation
 
@@ -80,3 +80,47 @@ def test_evaluations_that_do_not_fit_are_not_paired(change, why):
     one = held(np.full((6, 2), 0.5))
     assert why_unpaired(one, one.model_copy(update=change)) == why
     assert why_unpaired(one, one.model_copy()) is None
+
+
+def test_groups_of_seeds_have_the_interval_of_student_over_seeds_and_prompts():
+    """Runs that score 0.4, 0.5, 0.6 and 0.7, 0.8, 0.9 on every prompt: prompts add nothing, s^2 is 0.01."""
+    first, second = (
+        [held(np.full((6, 2), score)) for score in scores] for scores in ((0.4, 0.5, 0.6), (0.7, 0.8, 0.9))
+    )
+    found = group_difference(first, second)
+    assert found is not None
+    half = 2.7764 * np.sqrt(0.01 * (1 / 3 + 1 / 3))
+    assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half), abs=1e-4)
+    assert found.has_seeds
+    assert found.is_clear
+
+
+def test_one_run_in_each_group_has_the_interval_over_prompts_alone():
+    rng = np.random.default_rng(4)
+    before, after = held(rng.random((6, 2))), held(rng.random((6, 2)))
+    found = group_difference([before], [after])
+    assert found == paired_difference([before], [after])
+    assert not found.has_seeds
+
+
+def test_prompts_widen_the_interval_of_seeds():
+    rng = np.random.default_rng(5)
+    level = [held(np.full((6, 2), score)) for score in (0.4, 0.5)]
+    rough = [held(np.clip(0.7 + 0.3 * rng.standard_normal((6, 2)), 0, 1)) for _ in range(2)]
+    smooth = [held(np.full((6, 2), score_of(each))) for each in rough]
+    wide, narrow = group_difference(level, rough), group_difference(level, smooth)
+    assert wide.value == pytest.approx(narrow.value)
+    assert wide.high - wide.low > narrow.high - narrow.low
+
+
+def test_a_reading_that_fell_is_said_to_fall_unless_chance_explains_it():
+    scores = np.full((6, 2), 0.5)
+    diversity = np.array([[0.4], [0.5], [0.4], [0.5], [0.4], [0.5]]).repeat(2, 1)
+
+    def measured(values: np.ndarray):
+        return held(scores).model_copy(update={"scores": {"score": scores.tolist(), "diversity": values.tolist()}})
+
+    assert fallen(measured(diversity), measured(diversity - 0.2), "diversity") == "diversity falls: 0.450 → 0.250"
+    mixed = diversity + 0.1 * np.array([[1], [-1], [-1], [1], [1], [-1.1]])
+    assert fallen(measured(diversity), measured(mixed), "diversity").startswith("diversity 0.450 → ")
+    assert fallen(held(scores), held(scores), "diversity") == ""

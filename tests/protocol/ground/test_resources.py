@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError
-from protocol.resources import resolve
+from protocol.ground.resources import resolve
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "loop/x", "\ud800", "~nobody_of_this_name/x"])

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flowcredit.start import PACKAGES
+from flowcredit.packages import PACKAGES
 from protocol.errors import ConfigError, ContractError, FlowcreditError, named_line, suggest
-from protocol.files import sha256_of
-from protocol.resources import resolve
+from protocol.ground.files import sha256_of
+from protocol.ground.resources import resolve
 
 
 def find_class(path: str) -> type:

@@ -62,8 +62,6 @@ def require_on_hub(repo: str, patterns: Sequence[str], *, what: str, error: type
     Args:
         repo: the hub id `org/name`.
         patterns: one of them must match a file, such as `*.safetensors`.
-        what: names it in the message.
-        error: the exception to raise.
 
     Raises:
         InputError: of the type `error`: neither the cache nor the hub has it.
@@ -93,15 +91,9 @@ def explained(
     """Turn the hub's errors into one line with a remedy, and hide the notices of its retries.
 
     Args:
-        what: names the repository in the line.
-        repo: the hub id.
-        error: the exception to raise.
         remedy: what to do without a network, other than to download elsewhere.
         key: the config key that holds the hub id.
         revision_key: the config key that holds its branch, tag or commit.
-
-    Returns:
-        The context in which the hub is asked.
 
     Raises:
         InputError: of the type `error`.
