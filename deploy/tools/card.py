@@ -9,15 +9,15 @@ import yaml
 
 from deploy.folder.gallery import read_gallery, write_grid
 from deploy.folder.names import GALLERY
+from deploy.folder.paired import paired_difference, why_unpaired
 from deploy.folder.read import checkpoint_of, config_of, evaluation_scores
-from deploy.report.paired import paired_difference, why_unpaired
 from deploy.report.runs import read_run
 from deploy.tools.export import export_lora
-from flowcredit.start import VERSION
+from flowcredit.packages import VERSION
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, one_line
-from protocol.files import ADAPTER_FILE
-from protocol.resources import SCHEME, resolve
+from protocol.ground.files import ADAPTER_FILE
+from protocol.ground.resources import SCHEME, resolve
 
 CARD, SAMPLES = "README.md", "before_after.png"
 
