@@ -11,7 +11,7 @@ Each function works in a script and in a notebook, where an event loop is alread
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -173,13 +173,19 @@ def read_run(run: str | Path) -> Run:
     return report_runs.read_run(found_run(_path("run", run)))
 
 
-def compare(first: str | Path, second: str | Path) -> Comparison:
-    """Compare two runs, with paired bootstrap intervals over held-out prompts.
+def compare(first: str | Path | Sequence[str | Path], second: str | Path | Sequence[str | Path]) -> Comparison:
+    """Compare two runs, with intervals over held-out prompts, or two groups of seeds, with intervals over seeds too.
 
     Raises:
         RunFolderError: one of them is not a run folder, or has no line of metrics.
     """
-    return comparison_of(found_run(_path("first", first)), found_run(_path("second", second)))
+    sides = (("first", first), ("second", second))
+    return comparison_of(
+        *(
+            [found_run(_path(name, run)) for run in (side if isinstance(side, list | tuple) else [side])]
+            for name, side in sides
+        )
+    )
 
 
 def _path(argument: str, value: object) -> str:

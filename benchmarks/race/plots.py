@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 Cells = Sequence[Mapping[str, Any]]
 
@@ -34,45 +33,17 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
         "diffusion_nft, step credit", "dgpo", "grpo_guard", "flow_dppo", "e_grpo", "granular_grpo", "branch_grpo",
     ),
-    "normalisation": (
-        "flow_grpo", "stepwise", "stepwise, per step", "stepwise, centred", "stepwise_flow_sde", "flow sde, per step",
-        "flow sde, centred", "flow sde, ema",
-    ),
-    "substeps": (
-        "flow_grpo", "flow sde, T'=1", "flow sde, T'=2", "stepwise_flow_sde", "flow sde, T'=8",
-        "flow sde, own schedule", "flow sde, adams 3",
-    ),
-    "kernels": (
-        "flow_grpo", "stepwise", "stepwise_flow_sde", "cps gains", "tp_grpo", "tp_grpo, flow sde", "dance_grpo",
-        "dance_grpo, noise 0.7", "dance_grpo, all steps",
-    ),
-    "cure": (
-        "flow_grpo", "stepwise_calibrated", "stepwise_flow_sde", "flow_grpo, weights", "calibrated, plain gains",
-        "calibrated, joint", "calibrated, noise weights", "calibrated, own noise", "calibrated, tweedie",
-        "calibrated, T'=5", "calibrated, first half", "calibrated, first half, cps",
-        "flow_grpo, weights, first half", "flow_grpo_fast",
-    ),
-    "traces": (
-        "flow_grpo", "stepwise_flow_sde", "flow sde, lambda=0.5", "flow sde, lambda=0.9", "flow sde, lambda=1.0",
-        "flow sde, own noise", "flow sde, noise 0.4", "stepwise", "stepwise, first step excluded",
-        "flow_grpo, shared noise",
-    ),
 }  # fmt: skip
 """Variants of each figure, the baseline first; variants without a cell are left out."""
 
-GAINS = ("stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain", "stepwise_calibrated")
-"""Methods whose step rewards are gains; with uniform credit every step reward is the final reward."""
-
 
 def write_plots(cells: Cells, out: Path) -> list[Path]:
-    """Write `<out>_<figure>.png` with the curves, and `<out>_gains.png` with the mean absolute gain of each step."""
+    """Write `<out>_<figure>.png` with the curves."""
     paths = []
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
     for name, variants in FIGURES.items():
         if any(cell["variant"] in variants[1:] for cell in cells):
             paths.append(_curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
-    if any(cell["variant"] in GAINS and len(cell["gains"]) > 1 for cell in cells):
-        paths.append(_gains(cells, out.with_name(f"{out.stem}_gains.png")))
     return paths
 
 
@@ -101,24 +72,6 @@ def _band(axes: Axes, own: Cells, what: str, *, label: str, style: Mapping[str, 
     axes.plot(grid, curves.mean(0), label=label, color=style["color"], linestyle=style["linestyle"])
     if len(own) > 1:
         axes.fill_between(grid, curves.min(0), curves.max(0), color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _gains(cells: Cells, path: Path) -> Path:
-    """Plot a panel for each reward: the mean absolute step reward of the methods that score points."""
-    shown = [cell for cell in cells if cell["variant"] in GAINS and len(cell["gains"]) > 1]
-    rewards = list(dict.fromkeys(cell["reward"] for cell in shown))
-    figure = Figure(figsize=(5.5 * len(rewards), 3.6), layout="constrained")
-    for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False).flat, rewards, strict=True):
-        for variant in GAINS:
-            own = [cell for cell in shown if (cell["variant"], cell["reward"]) == (variant, reward)]
-            if own:
-                steps = sorted({int(step) for each in own for step in each["gains"]})
-                values = [np.mean([each["gains"][str(k)] for each in own if str(k) in each["gains"]]) for k in steps]
-                axes.plot(steps, values, "o-", label=variant)
-        axes.set(xlabel="step k", ylabel="mean absolute step reward", title=reward)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(fontsize=7)
-    return _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> Path:

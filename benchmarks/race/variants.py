@@ -1,4 +1,4 @@
-"""The variants of the credit race: methods, the papers' ablations, and possible improvements of gains on verdicts."""
+"""The variants of the credit race: methods, the papers' ablations, and the changes that a page shows a figure of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,35 +98,27 @@ VARIANTS: Mapping[str, Variant] = {
     "flow sde, centred": Variant("stepwise_flow_sde", ("credit.normalise=centred",)),
     "flow sde, ema": Variant("stepwise_flow_sde", ("credit.normalise=ema",)),
     **{f"flow sde, T'={n}": Variant("stepwise_flow_sde", (f"completion.substeps={n}",)) for n in (1, 2, 8)},
-    # Possible improvements of gains on verdicts: longer traces, completions on the schedule, other noise.
+    # Gains on verdicts with longer traces and with other noise.
     **{
         f"flow sde, lambda={decay}": Variant("stepwise_flow_sde", ("credit.rule=gae", f"credit.gae_lambda={decay}"))
-        for decay in (0.5, 0.9, 1.0)
+        for decay in (0.5, 1.0)
     },
-    "flow sde, own schedule": Variant("stepwise_flow_sde", ("completion.rule=schedule",)),
-    "flow sde, adams 3": Variant("stepwise_flow_sde", ("completion.substeps=3", "completion.solver=adams")),
-    "flow sde, own noise": Variant("stepwise_flow_sde", ("sampling.shared_noise=false",)),
     "flow sde, noise 0.4": Variant("stepwise_flow_sde", ("sampling.noise_level=0.4",)),
     "stepwise, first step excluded": Variant("stepwise", ("sampling.first_step=exclude",)),
-    "flow_grpo, shared noise": Variant("flow_grpo", ("sampling.shared_noise=true",)),
     # The cost of DanceGRPO's small noise and of its random 60 % of the steps.
     "dance_grpo, noise 0.7": Variant("dance_grpo", ("sampling.noise_level=0.7",)),
     "dance_grpo, all steps": Variant("dance_grpo", ("learner.step_fraction=1.0",)),
     # The kernel in TP-GRPO's paper; its released code, and therefore the method, has CPS.
     "tp_grpo, flow sde": Variant("tp_grpo", ("sampling.kernel=flow_sde", "sampling.log_prob=gaussian")),
-    "cps gains": Variant("stepwise", ("sampling.kernel=cps", "sampling.noise_level=0.5")),
-    # stepwise_calibrated (ours) part by part: calibrated values; lambda and the iteration's std; step weights; other
-    # completions; and the step weights alone with uniform credit.
+    # stepwise_calibrated (ours) part by part: calibrated values; lambda and the iteration's std; other completions;
+    # and the step weights alone with uniform credit.
     "calibrated, plain gains": Variant("stepwise_calibrated", (*PLAIN, *JOINT)),
     "calibrated, plain gains, own noise": Variant(
         "stepwise_calibrated", (*PLAIN, *JOINT, "sampling.shared_noise=false")
     ),
     "calibrated, joint": Variant("stepwise_calibrated", JOINT),
-    "calibrated, noise weights": Variant("stepwise_calibrated", ("credit.step_weights.noise_power=1.0",)),
     "calibrated, tweedie": Variant("stepwise_calibrated", TWEEDIE),
-    "calibrated, tweedie, first half": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF)),
-    # The cheapest completed points: decoded by a small decoder, with and without a forward of their own.
-    "calibrated, first half, tiny": Variant("stepwise_calibrated", (*FIRST_HALF, *TINY)),
+    # The cheapest completed points: no forward of their own, decoded by a small decoder.
     "calibrated, tweedie, first half, tiny": Variant("stepwise_calibrated", (*TWEEDIE, *FIRST_HALF, *TINY)),
     # stepwise_fast is the variant before with one point of its window, the third, beside the one that a group shares.
     "stepwise_fast, tiny": Variant("stepwise_fast", TINY),
@@ -207,11 +199,8 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     # Every second point only; its steps share what they earned.
     "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
-    "calibrated, every 2, tiny": Variant("stepwise_calibrated", ("completion.every=2", *TINY)),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
-    **{f"{name}, step credit": Variant(name, STEP_CREDIT) for name in ("diffusion_nft", "awm")},
-    "diffusion_nft, step credit, first half": Variant("diffusion_nft", (*STEP_CREDIT, *FIRST_HALF)),
-    "calibrated, T'=5": Variant("stepwise_calibrated", ("completion.substeps=5",)),
+    "diffusion_nft, step credit": Variant("diffusion_nft", STEP_CREDIT),
     "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),
     "calibrated, first half, cps": Variant(
         "stepwise_calibrated",
@@ -224,7 +213,6 @@ VARIANTS: Mapping[str, Variant] = {
     "flow_grpo, weights, first half": Variant(
         "flow_grpo", (*WEIGHTS, *FIRST_HALF)
     ),
-    "calibrated, own noise": Variant("stepwise_calibrated", ("sampling.shared_noise=false",)),
     "flow_grpo, weights": Variant("flow_grpo", WEIGHTS),
     **{look: Variant(name, (f"learner.learning_rate={rate}",)) for (name, rate), look in LOOKS.items()},
 }  # fmt: skip

@@ -55,7 +55,8 @@ def show_run(status: RunStatus) -> RenderableType:
     if sizes := step_rewards_of(metrics):
         facts.add_row("step reward", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
     if status.credit:
-        facts.add_row("", Text(f"{status.credit.rule} {status.credit.example}".strip(), "dim"))
+        example = f" Example: {status.credit.example}" if status.credit.example else ""
+        facts.add_row("credit", Text(f"{status.credit.rule}{example}", "dim"))
     if metrics.get("train/ratio_mean") is not None:
         facts.add_row(
             "update",

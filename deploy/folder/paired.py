@@ -8,7 +8,7 @@ kind with replacement, the same ones in both evaluations. That interval covers t
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from deploy.folder.heldout import SCORE, HeldoutScores
 from protocol.status import Document
@@ -98,13 +98,12 @@ def group_difference(
     if found is None or not freedom:
         return paired_difference(first, second, tag=tag)
     _, drawn, prompts = found
-    scores = [[score_of(held, tag) for held in group] for group in (first, second)]
-    if any(score is None for group in scores for score in group):
+    one, other = (np.array([score_of(held, tag) for held in group], float) for group in (first, second))
+    if np.isnan([*one, *other]).any():
         return None
-    one, other = (np.array(group, float) for group in scores)
     pooled = sum(((group - group.mean()) ** 2).sum() for group in (one, other)) / freedom
     error = np.sqrt(pooled * (1 / len(one) + 1 / len(other)) + np.nanvar(drawn))
-    value, half = other.mean() - one.mean(), t.ppf((1 + LEVEL) / 2, freedom) * error
+    value, half = other.mean() - one.mean(), stdtrit(freedom, (1 + LEVEL) / 2) * error
     return Difference(value=value, low=value - half, high=value + half, prompts=prompts, has_seeds=True)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from deploy.folder.heldout import rounded
 from deploy.monitor.summary import number
+from learner.loop.evaluate import mean_of
 from learner.loop.groups import Observer
 from learner.loop.stream import GroupStream
 from protocol.config.run import RunConfig
@@ -115,9 +116,7 @@ def record_of(iteration: int, excerpt: Excerpt, credit: Credit) -> TrajectoryRec
     return TrajectoryRecord(
         iteration=iteration,
         prompt=excerpt.request.prompt.text,
-        group_mean=rounded(float(np.nanmean(credit.rewards[:, -1])))
-        if np.isfinite(credit.rewards[:, -1]).any()
-        else None,
+        group_mean=rounded(mean_of(credit.rewards[:, -1])),
         steps=steps,
         skipped=list(excerpt.skipped),
         width=width,

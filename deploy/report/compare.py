@@ -65,7 +65,7 @@ class Comparison(Document):
     first: str
     second: str
     verdict: str
-    """Which one is better, with its interval and the cost of each, in one sentence."""
+    """Which one is better, with the interval, and what each has reached at what cost."""
     facts: list[Fact]
     heldout: list[Heldout]
     differences: dict[str, tuple[Any, Any]]
@@ -124,16 +124,16 @@ def compare(first: Path | Sequence[Path], second: Path | Sequence[Path]) -> Comp
 
 
 def verdict_of(one: Group, other: Group, difference: Difference | None) -> str:
-    """Say in one sentence which of two groups has the higher held-out score, with the cost of each beside it."""
-    sides = " and ".join(result_of(group) for group in (one, other))
+    """Say which of two groups has the higher held-out score, and what each has reached at what cost."""
+    results = f"{result_of(one)}; {result_of(other)}."
     if difference is None:
-        return f"{sides}; there is no interval for the difference."
+        return f"There is no interval for the difference of {one.name} and {other.name}: {results}"
     over = "seeds and prompts" if difference.has_seeds else "prompts; other seeds are not in it"
     where = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f} over {over}"
     if not difference.is_clear:
-        return f"{sides}: the difference is within chance ({where})."
-    better = other if difference.value > 0 else one
-    return f"{sides}: {better.name} is better ({where})."
+        return f"The difference of {one.name} and {other.name} is within chance ({where}). {results}"
+    better, worse = (other, one) if difference.value > 0 else (one, other)
+    return f"{better.name} is better than {worse.name} ({where}). {results}"
 
 
 def difference_of(one: Group, other: Group) -> Difference | None:

@@ -13,7 +13,7 @@ from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.observe import Observed
 from deploy.monitor.progress import Progress
-from deploy.monitor.summary import change_words
+from deploy.monitor.summary import change_words, line_of, rewards_of
 from deploy.run.encode import encode_ahead
 from deploy.run.inputs import Inputs, check_inputs, concerns, local_concerns
 from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
@@ -219,15 +219,13 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
         image=_before_after(run, last) if last else None,
         before=scores.get(0),
         after=scores.get(last) if last else None,
-        change=_change(run, last),
+        change=_change(run),
     )
 
 
-def _change(run: RunFolder, last: int) -> str:
-    lines = (line for line in reversed(run.lines()) if line["iteration"] == last and "evaluation/score" in line)
-    line = next(lines, {})
-    low, high = (line.get(f"heldout_change/{end}") for end in ("low", "high"))
-    return "" if low is None or high is None else change_words(low, high)
+def _change(run: RunFolder) -> str:
+    interval = rewards_of([line_of(number, values) for number, values in enumerate(run.lines())]).heldout_change
+    return change_words(*interval) if interval else ""
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

@@ -257,7 +257,7 @@ def instances(
     best = best[shares[best] > threshold]
     if not len(best):
         return []
-    kept, places = (best // classes).unique(return_inverse=True)
+    kept, slots = (best // classes).unique(return_inverse=True)
     chosen = mask_logits[kept.to(mask_logits.device)][None]
     chosen = chosen.contiguous(memory_format=torch.channels_last)  # a CPU then interpolates twice as fast
     padded = functional.interpolate(chosen, size=tuple(pixel_mask.shape), mode="bilinear")
@@ -266,13 +266,13 @@ def instances(
     inside = full > 0
     masks = inside.cpu().numpy()
     means = full.sigmoid_().mul_(inside).sum((1, 2)).cpu() / torch.from_numpy(np.count_nonzero(masks, (1, 2)))
-    scores = shares[best] * means[places]  # NaN for an empty mask
+    scores = shares[best] * means[slots]  # NaN for an empty mask
     found = []
-    for index, place, score in zip(best.tolist(), places.tolist(), scores.tolist(), strict=True):
+    for index, slot, score in zip(best.tolist(), slots.tolist(), scores.tolist(), strict=True):
         if score > threshold:
-            sides = (masks[place].any(1), masks[place].any(0))
+            sides = (masks[slot].any(1), masks[slot].any(0))
             top, bottom, left, right = (int(edge) for side in sides for edge in np.flatnonzero(side)[[0, -1]])
-            found.append(Instance(index % classes, score, (left, top, right + 1, bottom + 1), masks[place]))
+            found.append(Instance(index % classes, score, (left, top, right + 1, bottom + 1), masks[slot]))
     return sorted(found, key=lambda item: -item.score)
 
 

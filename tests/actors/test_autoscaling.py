@@ -14,7 +14,7 @@ from actors.pool.pool import ActorPool
 from tests.support.services.autoscaling import autoscaling_cluster
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.whole]
 
 
 @ray.remote

@@ -165,7 +165,7 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
     async def scenario() -> None:
         async with group_of(config) as group:
             await update(group, 1)
-            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3: .* take one of 1, 2, 4, 8"):
+            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3"):
                 group.scale(3)
             group.scale(4)
             await update(group, 1)
@@ -217,6 +217,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
     run(scenario())
 
 
+@pytest.mark.whole
 def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
     config = config_of(tiny_config, 2)

@@ -8,12 +8,8 @@ from nbclient import NotebookClient
 
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-
-
-def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) == 2
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -271,9 +271,7 @@ def test_null_removes_a_reward(tmp_path: Path) -> None:
     assert set(load_config("toy_mix", overrides=["rewards.pickscore=null"]).rewards) == {"geneval"}
     path = extending(tmp_path, "own.yaml", {"base": "toy_mix", "rewards": {"pickscore": None}})
     assert load_config(path) == load_config("toy_mix", overrides=["rewards.pickscore=null"])
-    with pytest.raises(
-        ConfigError, match=r"^rewards.ocr is null and there is no such reward to remove: known: geneval"
-    ):
+    with pytest.raises(ConfigError, match=r"^rewards.ocr is null .*geneval"):
         load_config("toy_mix", overrides=["rewards.ocr=null"])
 
 
@@ -310,7 +308,7 @@ def test_a_section_that_is_overridden_leaves_no_source_of_what_it_replaces() -> 
 
 @pytest.mark.parametrize("given", [{1: 2}, [("seed", 3)], [b"seed=3"]], ids=str)
 def test_an_override_that_is_no_text_is_one_line(given: Any) -> None:
-    with pytest.raises(ConfigError, match="^an override must be a text such as seed=3 or a mapping's key, got "):
+    with pytest.raises(ConfigError, match="^an override must be a text .*got "):
         load_config("toy_geneval", overrides=given)
 
 

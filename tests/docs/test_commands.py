@@ -9,24 +9,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
 from deploy.presets import load_config
 from protocol.config.run import RunConfig
-from tests.support.pages import NOT_RUN, PAGES, commands, program_of, stories, why_not_run, words_of
+from tests.support.pages import NOT_RUN, PAGES, commands, program_of, why_not_run, words_of
 
 SHOWN = tuple(dict.fromkeys(line for page in PAGES for line in commands(page)))
 
 
 def test_every_reason_not_to_run_a_command_is_that_of_a_shown_one() -> None:
-    assert len(SHOWN) > 60
     assert set(NOT_RUN.values()) <= {why_not_run(line) for line in SHOWN}
-    assert sum(len(lines) for lines in stories().values()) > 30
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, id=line[:70]) for line in SHOWN])
-def test_a_shown_command_is_one_that_the_program_takes(line: str) -> None:
+def require_taken(line: str) -> None:
+    """Parse each command of a shown line as its program does.
+
+    Raises:
+        Exception: whatever the program, its parser or a config has against it.
+    """
     for part in re.split(r" (?:&&?|\|\|?|;) ", line):
         program, words = words_of(part)
         if "…" in part or program in ("curl", "pytest"):
@@ -41,6 +42,17 @@ def test_a_shown_command_is_one_that_the_program_takes(line: str) -> None:
         given = parser.make_context(program, words).params
         if given.get("preset") and not given["preset"].endswith((".yaml", ".yml")):
             load_config(given["preset"], overrides=given.get("overrides") or [])
+
+
+def test_shown_commands_are_ones_that_their_programs_take() -> None:
+    assert SHOWN
+    wrong = []
+    for line in SHOWN:
+        try:
+            require_taken(line)
+        except Exception as error:  # noqa: BLE001  every kind of refusal is shown
+            wrong.append(f"{line}: {getattr(error, 'message', error)}")
+    assert not wrong, "\n".join(wrong)
 
 
 def sections(page: Path) -> Iterator[str]:
@@ -59,6 +71,6 @@ def sections(page: Path) -> Iterator[str]:
 
 def test_the_sections_of_yaml_that_pages_show_are_ones_that_a_config_takes() -> None:
     shown = [override for page in PAGES for override in sections(page)]
-    assert len(shown) >= 6
+    assert shown
     for override in shown:
         load_config("toy_geneval", overrides=["method=stepwise_fast", override, "evaluation.component=reward"])

@@ -4,7 +4,7 @@ import importlib.util
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,8 +23,6 @@ METRIC = re.compile(
     r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_pool|ledger|probe|adapter)/[\w<>{},/]+"
 )
 
-pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
-
 
 def without_code(text: str) -> str:
     """The text without fenced blocks and inline code, in which brackets are no links."""
@@ -39,31 +37,30 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pages
-def test_every_relative_link_and_anchor_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    """Relative links and anchors that lead nowhere."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        assert file.exists(), target
-        if anchor:
-            assert anchor in anchors(file), target
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            yield target
 
 
-@pages
-def test_every_module_that_a_command_runs_exists(page: Path) -> None:
-    for module in re.findall(
-        r"python -m ((?:benchmarks|toyworld|tests|deploy|flowcredit)[\w.]*\w)", page.read_text(encoding="utf-8")
-    ):
-        assert importlib.util.find_spec(module), module
+def absent_modules(page: Path, text: str) -> Iterator[str]:
+    """Modules of shown commands that do not exist."""
+    for module in re.findall(r"python -m ((?:benchmarks|toyworld|tests|deploy|flowcredit)[\w.]*\w)", text):
+        if not importlib.util.find_spec(module):
+            yield module
 
 
-@pages
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", page.read_text(encoding="utf-8")):
-        bases = [ROOT, page.parent, *BASES.get(page.name, [])]
-        assert any(next(base.glob(path.rstrip("/")), None) for base in bases), path
+def absent_files(page: Path, text: str) -> Iterator[str]:
+    """Named files that do not exist."""
+    bases = [ROOT, page.parent, *BASES.get(page.name, [])]
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", text):
+        if not any(next(base.glob(path.rstrip("/")), None) for base in bases):
+            yield path
 
 
 def keys(text: str) -> Iterator[str]:
@@ -103,18 +100,25 @@ def is_key(key: str, model: type[BaseModel]) -> bool:
     return False
 
 
-@pages
-def test_every_config_key_that_a_page_names_exists(page: Path) -> None:
-    for key in keys(page.read_text(encoding="utf-8")):
-        if key.split(".")[0] in RunConfig.model_fields and not key.endswith((".py", ".yaml", ".json", ".jsonl", ".md")):
-            assert is_key(key, RunConfig), key
+def unknown_keys(page: Path, text: str) -> Iterator[str]:
+    """Named config keys that no config has."""
+    for key in keys(text):
+        is_file = key.endswith((".py", ".yaml", ".json", ".jsonl", ".md"))
+        if key.split(".")[0] in RunConfig.model_fields and not is_file and not is_key(key, RunConfig):
+            yield key
 
 
-@pages
-def test_every_metric_that_a_page_names_is_documented(page: Path) -> None:
+def undocumented_metrics(page: Path, text: str) -> Iterator[str]:
+    """Named metrics that docs/metrics.md does not list."""
     known = metric_patterns()
-    for code in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")):
-        if not METRIC.fullmatch(code) or (ROOT / code).exists():
-            continue
+    for code in re.findall(r"`([^`\n]+)`", text):
         name = re.sub(r"<\w+>|\{[^}]*\}", "*", code)
-        assert any(fnmatchcase(name, pattern) for pattern in known), code
+        is_metric = METRIC.fullmatch(code) and not (ROOT / code).exists()
+        if is_metric and not any(fnmatchcase(name, pattern) for pattern in known):
+            yield code
+
+
+@pytest.mark.parametrize("kind", [broken_links, absent_modules, absent_files, unknown_keys, undocumented_metrics])
+def test_what_the_pages_refer_to_exists(kind: Callable[[Path, str], Iterator[str]]) -> None:
+    wrong = [f"{name_of(page)}: {each}" for page in PAGES for each in kind(page, page.read_text(encoding="utf-8"))]
+    assert not wrong, "\n".join(wrong)

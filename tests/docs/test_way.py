@@ -98,6 +98,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.ray
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("cluster")
 def test_the_table_and_its_list_hold_the_files_that_a_trajectory_passes_on_ray(

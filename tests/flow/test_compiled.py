@@ -19,7 +19,7 @@ from tests.support.worlds.compilers import COUNTING, compiled_graphs
 from tests.support.worlds.tiny_models import write_flux, write_sd3, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
 
-WRITERS = [write_sd3, write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image]
+SLOWER = (write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image)
 
 
 @pytest.fixture
@@ -57,7 +57,13 @@ def velocity(backbone: PipelineBackbone, rows: int = 2, text: str = "a cat") -> 
 
 
 @pytest.mark.parametrize(
-    ("write", "has_checkpointing"), [*((write, False) for write in WRITERS), (write_sd35, True), (write_flux, True)]
+    ("write", "has_checkpointing"),
+    [
+        (write_sd3, False),
+        (write_flux, True),
+        *(pytest.param(write, False, marks=pytest.mark.whole) for write in SLOWER),
+        pytest.param(write_sd35, True, marks=pytest.mark.whole),
+    ],
 )
 def test_a_call_without_a_gradient_runs_the_graphs_of_one_with_a_gradient(
     graphs: list[Any], tmp_path: Path, write: Callable[[Path], Path], has_checkpointing: bool
@@ -128,13 +134,13 @@ def test_too_many_graphs_end_with_an_error_instead_of_uncompiled_blocks(
     for number in range(3):
         assert torch.equal(pile(rows, number), rows * number**3)
     assert len(graphs) == 3
-    with pytest.raises(ModelError, match="^model.compile must need at most 3 graphs for one kind of block, got more"):
+    with pytest.raises(ModelError, match="^model.compile .*at most 3 graphs"):
         pile(rows, 4)
 
 
 def test_a_torch_that_cannot_promise_equal_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flow.compiled.SAME_BITS", {"eager": {"no_such_option": True}})
-    with pytest.raises(ModelError, match="^model.compile=eager needs torch 2.10 or newer, got .*: no .* option$"):
+    with pytest.raises(ModelError, match="^model.compile=eager needs torch 2.10"):
         CompiledBlocks(Pile(), "eager", device="cpu")
 
 

@@ -23,6 +23,7 @@ def test_a_sweep_changes_one_side_at_a_time_and_says_how_many_are_enough():
 
 
 @pytest.mark.ray
+@pytest.mark.whole
 def test_a_short_measurement_gives_every_figure():
     size = Size(rollout=3, rewards=1, workers=1)
     with cluster():

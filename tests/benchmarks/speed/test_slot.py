@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.speed.slot.__main__ import PARTS, SECONDS, Part, main, measured
+from tests.support.faults.cluster import long_scene
 from tests.support.paths import ROOT
 from tests.support.worlds.bare import bare_environment
 
@@ -47,20 +48,36 @@ def test_the_parts_fit_a_call_of_ten_minutes() -> None:
     assert SECONDS + max(part.limit for part in PARTS) < 600
 
 
-@pytest.mark.whole
-@pytest.mark.timeout(1800)
-def test_every_part_runs_on_a_machine_without_a_package_index(tmp_path: Path) -> None:
-    python, file = bare_environment(tmp_path / "bare"), tmp_path / "slot.jsonl"
-    names = [part.name for part in PARTS if part.name not in ELSEWHERE]
+def require_measured(names: list[str], python: Path, file: Path) -> None:
+    """Run these parts with this interpreter; each ends well, and every figure but one of a GPU's kernels is one."""
     command = [python, "-m", "benchmarks.speed.slot", file, *names, *TINY, "--slower", "10"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     found = results(file)
-    log = file.with_suffix(".log").read_text()
     assert list(found) == names
+    log = file.with_suffix(".log").read_text()
     assert {name: line.get("error", "left out") for name, line in found.items()} == dict.fromkeys(names), log
     # These have no kernel on a CPU; every other measurement must be one.
     lacking = ("cuDNN", "efficient", "flex")
     failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith(", error")}
     assert all(key.removeprefix("attention: ").startswith(lacking) for key in failed), failed
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(600)
+def test_the_parts_run_on_a_machine_without_a_package_index(tmp_path: Path) -> None:
+    """Two of them: one of kernels, and one that loads a whole model with our packages."""
+    require_measured(["ceilings", "flux"], bare_environment(tmp_path / "bare"), tmp_path / "slot.jsonl")
+
+
+@long_scene
+@pytest.mark.whole
+@pytest.mark.timeout(1800)
+def test_every_part_runs_there_and_the_tests_for_a_gpu_are_found(tmp_path: Path) -> None:
+    """Not in CI: each part is a process that imports torch and diffusers, 230 CPU seconds together.
+
+    Run it before a GPU is reserved: `LONG_SCENES=1 python -m pytest -m whole tests/benchmarks/speed/test_slot.py`.
+    """
+    python = bare_environment(tmp_path / "bare")
+    require_measured([part.name for part in PARTS if part.name not in ELSEWHERE], python, tmp_path / "slot.jsonl")
     collected = [python, "-m", "pytest", "--collect-only", "-q", "-m", "gpu"]
     assert "deselected" in subprocess.run(collected, cwd=ROOT, check=True, capture_output=True, text=True).stdout

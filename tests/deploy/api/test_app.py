@@ -301,7 +301,11 @@ def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_ur
         (lambda c: c.post("/runs/alive/commands", content=b"x" * 9000, headers=AUTHORISED), 413, "4096 bytes"),
         (lambda c: c.get("/runs", headers={"Host": "evil.example"}), 421, "not known by that name"),
         (lambda c: c.post("/runs/alive/commands", content=b"\xff", headers=AUTHORISED | KIND), 400, "parsing the body"),
-        (lambda c: c.post("/runs/alive/commands", json={"x" * 3000: 1}, headers=AUTHORISED), 422, "x" * 60 + ":"),
+        (
+            lambda c: c.post("/runs/alive/commands", json={"command": "stop", "x" * 3000: 1}, headers=AUTHORISED),
+            422,
+            "x" * 60 + ":",
+        ),
     ],
 )
 def test_errors_are_problem_details(client, call: Callable[[httpx2.Client], httpx2.Response], status, detail):

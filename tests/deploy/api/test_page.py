@@ -24,6 +24,8 @@ from tests.support.services.browsing import resize, started_browser, text, wait_
 from tests.support.services.serving import TOKEN, free_port, start_server
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.whole
+
 
 class LivingRun:
     """A run on a real board that goes on by itself: an iteration every half second, commands are carried out."""
@@ -396,7 +398,6 @@ def test_every_control_has_a_name_and_can_be_reached_by_keyboard(page):
     wait_for(page, lambda: "step 0" in text(page, "#heat output"))
 
 
-@pytest.mark.whole
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_the_page_of_a_real_run_scales_and_stops_it(browser, tiny_sd3, tmp_path):

@@ -241,7 +241,7 @@ def test_a_request_has_a_largest_number_of_pixels_and_the_client_stays_below(
     monkeypatch.setattr("deploy.api.rewards.REQUEST_PIXELS", 3 * 48)
     refused = remote.score(IMAGES, ["a"] * 5, [{}] * 5)
     assert not refused.valid.any()
-    assert "a request may have 144 pixels in all, got 240: send fewer at once" in refused.reasons[0]
+    assert "144 pixels in all, got 240" in refused.reasons[0]
     monkeypatch.setattr("rewards.http.remote.REQUEST_PIXELS", 3 * 48)
     np.testing.assert_array_equal(remote.score(IMAGES, ["a"] * 5, [{}] * 5).values, whole.values)
 
@@ -313,7 +313,7 @@ class Moods(Redness):
         if prompts[0] == "hang":
             time.sleep(3600)
         if prompts[0] == "die":
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         if prompts[0] == "interrupt":
             raise KeyboardInterrupt
         if prompts[0] == "exit":
@@ -455,7 +455,7 @@ def test_what_to_serve_is_read_from_names_arguments_and_a_config(tmp_path) -> No
         wanted_scorers(["ocr"], [], path)
     with pytest.raises(ConfigError, match="--arg must read NAME.KEY=VALUE"):
         wanted_scorers(["ocr"], ["min_side=64"])
-    with pytest.raises(ConfigError, match=r"the value of --arg ocr.x is not YAML, got '\[': quote it"):
+    with pytest.raises(ConfigError, match=r"the value of --arg ocr.x is not YAML, got '\['"):
         wanted_scorers(["ocr"], ["ocr.x=["])
 
 

@@ -210,13 +210,13 @@ def test_runs_are_searched_by_what_differs_and_marked_for_comparison(visit):
 def test_the_runs_table_begins_with_method_seed_and_what_differs_and_its_columns_are_chosen(visit):
     page = visit("runs")
     heads = "return [...document.querySelectorAll('#run-heads th')].map((head) => head.dataset.column)"
-    wait_for(page, lambda: page.execute_script(heads)[1:5] == ["run", "method", "seed", "group.shard"])
+    wait_for(page, lambda: page.execute_script(heads)[1:5] == ["run", "method", "seed", "group.size"])
     assert "seed=" not in text(page, "#run-rows"), "the seed has a column of its own"
     page.execute_script("document.querySelector('.columns').open = true")
     boxes = {box.text: box for box in page.find_elements("css selector", "#run-columns label")}
-    boxes["group.shard"].find_element("css selector", "input").click()
-    wait_for(page, lambda: "group.shard" not in page.execute_script(heads))
-    assert "group.shard=2" in text(page, "#run-rows"), "what has no column is in the last one"
+    boxes["group.size"].find_element("css selector", "input").click()
+    wait_for(page, lambda: "group.size" not in page.execute_script(heads))
+    assert "group.size=8" in text(page, "#run-rows"), "what has no column is in the last one"
 
 
 def test_held_out_score_and_reward_have_axes_of_their_own_and_legends_show_the_newest_values(visit):

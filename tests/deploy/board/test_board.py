@@ -22,6 +22,7 @@ from learner.loop.stopping import end_all
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError, DamagedError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
+from tests.support.pairwise import pairwise
 from tests.support.paths import ROOT
 from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
 from tests.support.waiting import PATIENCE_S, until, wait_until
@@ -57,7 +58,10 @@ async def answering(board: Board) -> None:
     await until(answers)
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "redis over TLS with a password"])
+SERVERS = (*KINDS, "redis over TLS with a password")
+
+
+@pytest.fixture(scope="module", params=SERVERS)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("board")
     with redis_over_tls(folder) if "TLS" in request.param else board_of(request.param, folder) as found:
@@ -154,32 +158,31 @@ def test_a_command_waits_until_its_outcome_is_written(url, prefix):
 LATER = status().model_dump_json().replace('"schema_version":1', '"schema_version":9')
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (LATER, "it is of schema_version 9, and this flowcredit reads up to 1: upgrade it"),
-        ('{"schema_version": 1, "phase": "dreaming"}', "run: "),
-        (b"\xff\xfe", "Expecting value"),
-        ("[" * 100_000, "recursion"),
-        ("null", "valid dictionary"),
-        (status(run="other").model_dump_json(), "it is of run 'other'"),
-        ({"another": "type"}, "WRONGTYPE"),
-    ],
-    ids=["later version", "no status", "not UTF-8", "deep", "null", "another run's", "another type"],
+UNREADABLE = (
+    (LATER, "schema_version 9"),
+    ('{"schema_version": 1, "phase": "dreaming"}', "run: "),
+    (b"\xff\xfe", "Expecting value"),
+    ("[" * 100_000, "recursion"),
+    ("null", "valid dictionary"),
+    (status(run="other").model_dump_json(), "run 'other'"),
+    ({"another": "type"}, "WRONGTYPE"),
 )
-def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix, value, reason):
+
+
+def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix):
     async def scenario():
         board = Board(url, prefix=prefix)
         await answering(board)
         for run in ("mine", "sound"):
             await board.write(Update(status(run)), keep_s=KEEP_S)
         client = Redis.from_url(url)
-        await put(client, f"{prefix}run:mine:status", value)
+        for value, reason in UNREADABLE:
+            await put(client, f"{prefix}run:mine:status", value)
+            with pytest.raises(DamagedError, match=re.escape(reason)) as refused:
+                await board.status("mine")
+            assert "\n" not in str(refused.value)
+            assert [held.run for held in await board.runs()] == ["sound"]
         await client.aclose()
-        with pytest.raises(DamagedError, match=re.escape(reason)) as refused:
-            await board.status("mine")
-        assert "\n" not in str(refused.value)
-        assert [held.run for held in await board.runs()] == ["sound"]
         await board.close()
 
     asyncio.run(scenario())
@@ -202,7 +205,7 @@ async def known(board: Board) -> RunStatus:
     return found
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, -30.0, 30.0, 3600.0])
+@pytest.mark.parametrize("ahead_s", [-30.0, 3600.0])
 def test_silence_is_measured_by_the_board_whatever_the_writer_s_clock_says(url, prefix, ahead_s):
     async def scenario():
         board = Board(url, prefix=prefix)
@@ -225,8 +228,11 @@ def test_silence_is_measured_by_the_board_whatever_the_writer_s_clock_says(url, 
 PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "commands", "queue")
 
 
-@pytest.mark.parametrize("part", [*PARTS, "runs"])
-@pytest.mark.parametrize("value", ["a string", b"\xff", {"a": "hash"}])
+@pytest.mark.parametrize(
+    ("url", "part", "value"),
+    pairwise(url=SERVERS, part=[*PARTS, "runs"], value=["a string", b"\xff", {"a": "hash"}]),
+    indirect=["url"],
+)
 def test_publishing_heals_whatever_stands_there_instead(url, prefix, part, value):
     async def scenario():
         board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)

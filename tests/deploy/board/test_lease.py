@@ -168,7 +168,7 @@ def test_a_dead_driver_s_lease_is_taken_over_when_its_time_is_over_and_the_token
     assert "waiting up to 60 s for a sign of life" in text and 0 < left_ms <= 60_000
     assert taker.tokens == (2,)
     a_minute_later()
-    with pytest.raises(LeaseLostError, match="run 'mine' was taken over by process .*must not write any more"):
+    with pytest.raises(LeaseLostError, match="run 'mine' was taken over by process "):
         dead.require()
     taker.require()
     dead.release()

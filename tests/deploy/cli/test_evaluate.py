@@ -105,7 +105,7 @@ def test_base_and_adapter_see_the_same_noise(run: Path, tmp_path: Path) -> None:
     assert 0 < base["diversity"] < 2
     assert found["diversity_features"] == "pkg://toyworld/clip"
     assert Image.open(out / "grid.png").width > 100
-    with pytest.raises(InputError, match=r"--out must name a folder without an evaluation, got .*evaluation\.json"):
+    with pytest.raises(InputError, match=r"--out .*got .*evaluation\.json"):
         said(*words)
 
 
@@ -201,9 +201,9 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "--run", "nothing"], "must hold config.yaml"),
         (
             ["eval", "RUN", "--adapter-share", "0"],
-            "the adapter's share of the steps must be above 0 and at most 1, got 0: give 1 for",
+            "above 0 and at most 1, got 0",
         ),
-        (["eval", "toy_geneval", "--adapter-share", "0.5"], "--adapter-share is the share of a run's adapter: name a"),
+        (["eval", "toy_geneval", "--adapter-share", "0.5"], "--adapter-share is "),
         (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
         (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),
         (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),
@@ -211,7 +211,7 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
         (["eval", "RUN", "--diversity", "pkg://toyworld/nothing"], "toyworld/nothing"),
         (["eval", "RUN", "--diversity", "x", "evaluation.images_per_prompt=1"], "diversity needs at least 2 images"),
         (["eval", "RUN", "--out", "/proc/no"], "/proc/no cannot be written"),
-        (["eval", "RUN", "evaluation.height=16"], "evaluation.height and evaluation.width must be given together"),
+        (["eval", "RUN", "evaluation.height=16"], "evaluation.height and evaluation.width"),
         (["eval", "RUN", "evaluation.height=16", "evaluation.width=17"], "must be multiples of 4, got 16 and 17"),
         (["train"], "a preset must be named, or --run with a run to resume"),
         (["train", "seed=4", "--run", "nothing"], "must hold config.yaml"),

@@ -53,7 +53,7 @@ class Judge(Redness):
 TO_A_LIVE_RUN = ("scale", "pause", "resume", "checkpoint", "stop")
 STORIES = stories()
 
-pytestmark = pytest.mark.timeout(900)  # a page may show twenty commands
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]  # a page may show twenty commands
 
 
 class Reader:

@@ -132,6 +132,7 @@ def test_an_evaluation_whose_images_cannot_be_drawn_keeps_its_score(tiny_config,
 
 def test_the_title_counts_what_is_shown_and_says_what_all_images_score_and_that_diversity_fell(tmp_path):
     """Eight images of two prompts: one right before, three after; of the two shown, none and then both."""
+    (tmp_path / "gallery").mkdir()
     prompts = tuple(Prompt(index=i, text=f"a circle {i}") for i in range(2))
     for iteration, scores, diversity in ((0, [[0, 1, 0, 0], [0] * 4], 0.5), (9, [[1, 0, 1, 0], [1, 0, 0, 0]], 0.2)):
         tables = {"score": np.array(scores, float), "diversity": np.full((2, 4), diversity)}

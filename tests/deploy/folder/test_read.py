@@ -9,7 +9,7 @@ from protocol.errors import RunFolderError
 
 
 def test_a_folder_without_a_config_holds_no_run(tmp_path):
-    with pytest.raises(RunFolderError, match=r"must hold config\.yaml, got none: give the folder that `train` made"):
+    with pytest.raises(RunFolderError, match=r"must hold config\.yaml, got none"):
         config_of(tmp_path)
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from deploy.folder.names import METRICS
 from deploy.folder.run_folder import RunFolder, open_run_folder, require_usable
+from flowcredit.code import code_digest
+from learner.checkpoint import read_facts
 from protocol.errors import LeaseLostError, RunFolderError
 from protocol.ground.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
@@ -220,3 +222,11 @@ def test_the_checkpoint_at_a_watched_scorer_s_peak_stays(tmp_path, tiny_config, 
         folder.save(state(step))
     folder.close()
     assert list(by_iteration(folder.checkpoints)) == steps
+
+
+def test_a_checkpoint_records_the_code_and_a_resume_with_other_code_is_told(folder, monkeypatch):
+    checkpoint = folder.save(state(1))
+    versions = read_facts(checkpoint)["versions"]
+    assert versions["code"] == code_digest()
+    monkeypatch.setattr("deploy.folder.run_folder.library_versions", lambda: versions | {"code": "0123456789ab"})
+    assert folder.version_changes(checkpoint) == [f"code (there {code_digest()}, now 0123456789ab)"]

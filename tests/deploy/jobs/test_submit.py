@@ -101,7 +101,7 @@ def test_a_preset_that_extends_one_outside_the_working_directory_is_refused(tmp_
     (tmp_path / "here").mkdir()
     (tmp_path / "outside.yaml").write_text("base: toy_geneval\n")
     (tmp_path / "here" / "mine.yaml").write_text("base: ../outside.yaml\n")
-    with pytest.raises(ConfigError, match=r"working directory .*/here, got .*outside.yaml: only that"):
+    with pytest.raises(ConfigError, match=r"working directory .*/here, got .*outside.yaml"):
         Submission(preset="mine.yaml", working_dir=tmp_path / "here").environment()
     (tmp_path / "here" / "mine.yaml").write_text("base: toy_geneval\n")
     assert Submission(preset="mine.yaml", working_dir=tmp_path / "here").environment()["env_vars"]

@@ -63,3 +63,11 @@ def test_a_run_that_does_not_go_on_says_why():
     assert said("starting").startswith("Starting: ")
     assert said("stopping").startswith("Stopping: ")
     assert said("running", stale_since=5.0).startswith("No heartbeat: ")
+
+
+def test_a_change_has_its_interval_and_may_be_chance():
+    ends = {"heldout_first": 0.4, "heldout": 0.55}
+    clear = Rewards(**ends, heldout_change=(0.05, 0.25))
+    assert said("finished", rewards=clear).endswith("(+0.150; 95 %: +0.050 to +0.250).")
+    chance = Rewards(**ends, heldout_change=(-0.05, 0.35))
+    assert said("finished", rewards=chance).endswith("(+0.150; within chance, 95 %: -0.050 to +0.350).")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -16,16 +17,19 @@ from deploy.board.board import LINES_KEPT
 from deploy.folder.names import EVENTS
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor import journal as journal_module
+from deploy.monitor.credit_words import words_of
 from deploy.monitor.journal import Listener, RunJournal
 from deploy.monitor.progress import Progress
 from deploy.monitor.reporter import Reporter
 from deploy.monitor.trackers import Trackers
+from deploy.presets import method_of
 from deploy.run.local import LocalFleet
 from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.status import Condition
 from tests.support.paths import ROOT
+from tests.support.runs.ended import an_evaluation
 
 
 class Broken:
@@ -232,3 +236,23 @@ def test_an_evaluation_keeps_the_actors_busy_in_no_iteration(tiny_config):
         return shares
 
     assert asyncio.run(scenario()) == [0.5, 0.5]
+
+
+def test_an_evaluation_has_the_interval_of_its_change_and_the_status_the_method_and_its_words(run):
+    async def scene() -> Reporter:
+        shown = StringIO()
+        journal = RunJournal(run, Progress(Console(file=shown, width=400)))
+        reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
+        journal.join(reporter)
+        scores = np.linspace(0.2, 0.6, 12).reshape(6, 2)
+        await journal.evaluated(0, an_evaluation(scores))
+        await journal.evaluated(8, an_evaluation(scores + 0.25))
+        assert "since the start 95 %: +0.250 to +0.250" in shown.getvalue().splitlines()[-1]
+        return reporter
+
+    status = asyncio.run(scene()).status()
+    assert status.rewards.heldout_change == pytest.approx((0.25, 0.25), abs=1e-5)
+    assert run.lines()[-1]["heldout_change/low"] == pytest.approx(0.25, abs=1e-5)
+    assert "heldout_change/low" not in run.lines()[0]
+    assert status.credit == words_of(run.config.credit)
+    assert status.method == method_of(run.config)

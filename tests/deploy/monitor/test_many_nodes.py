@@ -45,6 +45,7 @@ class Idle:
         return 1
 
 
+@pytest.mark.whole
 def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
     async def scenario():
         pool = ActorPool(

@@ -122,3 +122,14 @@ def test_a_run_that_has_not_ended_is_stale_after_five_heartbeats_and_at_least_fi
     assert not is_stale(RunStatus(phase="finished", **facts))
     assert is_stale(living.model_copy(update={"silent_s": 10.1}))
     assert not is_stale(living.model_copy(update={"silent_s": 9.9})), "the board's own clock says so"
+
+
+def test_the_interval_of_the_held_out_change_comes_from_the_newest_evaluation():
+    lines = [
+        overview.line_of(1, {"iteration": 0, "evaluation/score": 0.4}),
+        overview.line_of(
+            2, {"iteration": 8, "evaluation/score": 0.5, "heldout_change/low": 0.02, "heldout_change/high": 0.2}
+        ),
+    ]
+    assert overview.rewards_of(lines).heldout_change == (0.02, 0.2)
+    assert overview.rewards_of(lines[:1]).heldout_change is None

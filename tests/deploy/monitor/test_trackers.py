@@ -216,7 +216,7 @@ def test_each_run_folder_has_its_own_run_at_weights_and_biases_and_a_resumed_one
     assert all(facts["resume"] == "allow" for facts in begun)
     library.init.return_value.define_metric.assert_called_with("*", step_metric="iteration")
     (tmp_path / "stepwise" / "seed_0" / WANDB).write_text("no id/\n")
-    with pytest.raises(RunFolderError, match="must hold the id of a run, got 'no id/': remove it"):
+    with pytest.raises(RunFolderError, match="must hold the id of a run, got 'no id/'"):
         WeightsAndBiases(tiny_config(), tmp_path / "stepwise" / "seed_0")
 
 
@@ -303,7 +303,7 @@ def test_weights_and_biases_must_be_logged_in_before_the_run(key, mode, is_refus
     if mode:
         monkeypatch.setenv("WANDB_MODE", mode)
     if is_refused:
-        with pytest.raises(ConfigError, match="wandb must be logged in, got no key: run `wandb login`"):
+        with pytest.raises(ConfigError, match="wandb must be logged in, got no key"):
             check_trackers(("wandb",))
     else:
         check_trackers(("wandb",))

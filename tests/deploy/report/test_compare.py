@@ -100,7 +100,7 @@ def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(
     assert (found["first"], found["second"]) == ("flow (3 seeds)", "tree (3 seeds)")
     assert found["heldout"][0]["difference"]["has_seeds"]
     assert found["heldout"][0]["difference"]["value"] == pytest.approx(0.1, abs=1e-5)
-    assert "tree is better (+0.100, 95 % interval" in found["verdict"]
+    assert "tree is better than flow (+0.100, 95 % interval" in found["verdict"]
     assert "over seeds and prompts" in found["verdict"]
     assert "20 s of training each" in found["verdict"]
     page = report_of(read_runs([tmp_path / "runs" / name for name in ("flow_0", "flow_1", "tree_0", "tree_1")]))
@@ -110,7 +110,7 @@ def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(
 def test_a_difference_within_chance_is_said_to_be_chance(tmp_path, tiny_config):
     paths = [an_ended_run(tmp_path / f"a_{seed}", tiny_config(seed=seed), lift=0.1 * seed) for seed in range(4)]
     found = compare(paths[::2], paths[1::2])
-    assert "the difference is within chance" in found.verdict
+    assert "is within chance" in found.verdict
     assert "better" not in found.verdict
 
 

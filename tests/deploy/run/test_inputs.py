@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +273,7 @@ def test_a_held_out_tag_cannot_take_the_name_of_another_number(tiny_config: Any,
 
 def test_a_negative_prompt_that_cannot_act_and_a_table_are_named(tiny_config: Any) -> None:
     prompts = [Prompt(index=index, text=f"{index}\ta cat", negative="blurry") for index in range(2)]
-    inputs = replace(check_inputs(tiny_config(), is_local=True), prompts=prompts, heldout=[])
+    inputs = Inputs(prompts, [], locate(tiny_config().model))
     said = dict(concerns(tiny_config(), inputs))
     assert "2 negative prompts, such as 'blurry', do nothing at model.guidance 1" in said["NegativePrompts"]
     assert "data.train looks like a table" in said["PromptsPlain"]

@@ -42,7 +42,8 @@ def config(tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def metrics_of(run: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (trained,) = [line for line in lines if "train/loss" in line]
-    return {name: value for name, value in trained.items() if name.startswith(("train/", "gain/", "reward/mean"))}
+    shown = ("train/", "step_reward/", "reward/mean")
+    return {name: value for name, value in trained.items() if name.startswith(shown)}
 
 
 def test_a_run_earns_and_learns_what_the_functions_of_the_page_say(
@@ -51,7 +52,7 @@ def test_a_run_earns_and_learns_what_the_functions_of_the_page_say(
     run_training(config, folder=tmp_path / "run", is_local=True, progress=Progress(Console()))
     assert "reward = 1.0 red" in capsys.readouterr().out
     trained = metrics_of(tmp_path / "run")
-    gains = [trained[f"gain/step_{k}_abs_mean"] for k in range(3)]
+    gains = [trained[f"step_reward/step_{k}_abs_mean"] for k in range(3)]
     assert gains[:2] == [0.0, 0.0]
     assert gains[2] > 0
     (digest,) = set(file_digests({"": "./mine.py:late"}).values())

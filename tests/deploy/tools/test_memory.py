@@ -213,7 +213,7 @@ def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_co
         (problem,) = fit_problems(half, replace(found, learner=parts), card="H100")
         assert f"checkpointing=true, {remedy}model.embedding_cache=FOLDER" in str(problem)
     (problem,) = fit_problems(config, replace(found, rollout={"largest step": 40 * GIB}), card="h100")
-    assert str(problem).startswith("2 rollout actors on one GPU take about 80.0 GiB, but one h100 has 74.5: set")
+    assert str(problem).startswith("2 rollout actors on one GPU take about 80.0 GiB, but one h100 has 74.5")
     on_cpu = tiny_config()
     assert not list(fit_problems(on_cpu, replace(found, learner=parts), card="H100"))
 

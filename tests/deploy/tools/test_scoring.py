@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from deploy.presets import load_config
-from deploy.tools.balance import advice
+from deploy.tools.balance import balance_lines
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard, estimate
 from deploy.tools.measure import assumed_tflops
 from deploy.tools.scoring import measured_lines, scoring_lines, seconds_of
 from protocol.config.run import RunConfig
-from rewards.scores import judged
+from rewards.scores import scored
 
 Config = Callable[..., RunConfig]
 RATE = assumed_tflops("H100")
@@ -40,7 +40,9 @@ def sd35() -> Estimate:
 def test_scoring_takes_at_most_a_tenth_of_an_iteration_of_the_sd35_presets(sd35: Estimate) -> None:
     configs = [load_config(f"sd35_{name}") for name in ("pickscore", "geneval", "ocr")]
     assert sd35.evaluations.images == 9264
-    (line,) = [line for line in advice(configs[0], sd35.evaluations, tflops=RATE) if "an iteration takes" in line]
+    (line,) = [
+        line for line in balance_lines(configs[0], sd35.evaluations, tflops=RATE) if "an iteration takes" in line
+    ]
     iteration = float(line.partition("an iteration takes ")[2].split()[0])
     for config in configs:
         same = ("group", "sampling", "completion", "credit", "learner")
@@ -77,7 +79,7 @@ class Mean:
 
     def score(self, images, prompts, metadata):
         self.shapes.append(images.shape)
-        return judged(images.mean((1, 2, 3)))
+        return scored(images.mean((1, 2, 3)))
 
 
 def test_a_scorer_is_measured_on_random_images_of_the_run_s_size(tiny_config: Config, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_run_pins_the_commit_of_its_tiny_decoder(
         is_whole=False
     )
     assert folder == repo / "snapshots" / COMMIT
-    with pytest.raises(ModelError, match=f"the tiny decoder {DECODER} at revision v9 is not complete in the hub"):
+    with pytest.raises(ModelError, match=f"{DECODER} at revision v9"):
         completed(of(tiny_decoder_revision="v9"))
     local = of(tiny_decoder=str(repo / "snapshots" / COMMIT))
     assert completed(local).model.tiny_decoder_revision is None
@@ -141,10 +141,10 @@ def test_a_run_pins_the_commit_of_its_tiny_decoder(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"revision": "v1"}, "model.revision belongs to a hub id in model.path, got 'v1' with /.* there: set model"),
-        ({"lora": {"revision": "v1"}}, "model.lora.revision .* with null there: set model.lora.revision=null, or"),
-        ({"lora": {"start": ".", "revision": "v1"}}, "model.lora.revision .* hub id in model.lora.start, .* with . th"),
-        ({"tiny_decoder_revision": "v1"}, "model.tiny_decoder_revision .*: set model.tiny_decoder_revision=null, or"),
+        ({"revision": "v1"}, "model.revision .*model.path, got 'v1'"),
+        ({"lora": {"revision": "v1"}}, "model.lora.revision .* null there"),
+        ({"lora": {"start": ".", "revision": "v1"}}, "model.lora.revision .*model.lora.start"),
+        ({"tiny_decoder_revision": "v1"}, "model.tiny_decoder_revision "),
     ],
 )
 def test_a_revision_without_a_hub_id_is_refused(
@@ -188,10 +188,10 @@ def test_a_folder_of_that_name_comes_first(cache: Path, tmp_path: Path, monkeypa
 def test_offline_without_the_model_says_what_to_do(cache: Path) -> None:
     with pytest.raises(
         ModelError,
-        match=r"model example/other is not complete in the hub cache .* HF_HUB_OFFLINE is set: run `hf",
+        match=r"model example/other .*HF_HUB_OFFLINE",
     ):
         locate(model(path="example/other"))
-    with pytest.raises(ModelError, match="model example/tiny-sd3 at revision v9 is not complete in the hub"):
+    with pytest.raises(ModelError, match="example/tiny-sd3 at revision v9"):
         locate(model(revision="v9"))
 
 
@@ -202,20 +202,17 @@ def test_a_cached_model_that_lacks_a_part_is_refused(cache: Path) -> None:
 
 
 def test_neither_folder_nor_hub_id_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not exist: set model.path to a folder in diffusers' format or to a hub"):
+    with pytest.raises(ModelError, match="does not exist: set model.path"):
         locate(model(path=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (
-            errors.GatedRepoError,
-            "is gated: accept its terms at https://huggingface.co/example/tiny-sd3 and set HF_TOKEN",
-        ),
-        (errors.RepositoryNotFoundError, "is neither a folder here nor on the hub: check model.path"),
-        (errors.RevisionNotFoundError, "is not on the hub: set model.revision"),
-        (errors.RemoteEntryNotFoundError, "must be in diffusers' format: it has no model_index.json"),
+        (errors.GatedRepoError, "https://huggingface.co/example/tiny-sd3 .*HF_TOKEN"),
+        (errors.RepositoryNotFoundError, "neither .*model.path"),
+        (errors.RevisionNotFoundError, "set model.revision"),
+        (errors.RemoteEntryNotFoundError, "model_index.json"),
         (errors.HfHubHTTPError, "cannot be fetched: 503"),
     ],
 )
@@ -235,7 +232,7 @@ def test_a_revision_that_a_lora_lacks_is_named_by_its_own_key(monkeypatch: pytes
         raise errors.RevisionNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    with pytest.raises(ModelError, match=f"the LoRA {LORA} at revision v9 .*: set model.lora.revision to a branch"):
+    with pytest.raises(ModelError, match=f"{LORA} at revision v9 .*model.lora.revision"):
         lora_path(LORA, "v9")
 
 

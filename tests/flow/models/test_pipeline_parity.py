@@ -24,6 +24,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
 from protocol.messages import GenerateRequest, Prompt
+from tests.support.pairwise import pairwise
 from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.pipelines import SIDES
 from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
@@ -93,12 +94,13 @@ def test_embeddings_equal_encode_prompt_bitwise(name: str, folder: Path, pipelin
         assert embeds.any() and pooled.any()
 
 
-@pytest.mark.parametrize(("height", "width"), [(16, 16), (12, 8)])
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("guidance", [1.0, 4.5])
+@pytest.mark.parametrize(
+    ("guidance", "batch", "size"), pairwise(guidance=(1.0, 4.5), batch=(1, 5), size=((16, 16), (12, 8)))
+)
 def test_latents_after_every_step_and_images_equal_the_pipeline_s(
-    name: str, folder: Path, pipeline: Any, guidance: float, batch: int, height: int, width: int
+    name: str, folder: Path, pipeline: Any, guidance: float, batch: int, size: tuple[int, int]
 ) -> None:
+    height, width = size
     backbone = backbone_of(folder, height=height, width=width)
     assert backbone.latent_shape == (4, height // 2, width // 2)
     initial = normal("initial", shape=(batch, *backbone.latent_shape))
@@ -124,7 +126,7 @@ def test_embedded_guidance_is_the_model_s_input(name: str, folder: Path, pipelin
     assert torch.equal(strong, expected[-1])
 
 
-@pytest.mark.parametrize("steps", [1, 4, 28])
+@pytest.mark.parametrize("steps", [1, 28])
 def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps: int) -> None:
     height, width = 12, 8
     found = backbone_of(folder, height=height, width=width).sigmas(steps)
@@ -171,7 +173,7 @@ def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> N
 
 @pytest.mark.parametrize("name", ["sd35"], indirect=True)
 def test_a_size_beyond_the_model_s_positions_is_a_model_error(name: str, folder: Path) -> None:
-    with pytest.raises(ModelError, match="must be at most 32 for this model's position embeddings, got 36 and 16"):
+    with pytest.raises(ModelError, match="at most 32 .*got 36 and 16"):
         backbone_of(folder, height=36)
 
 

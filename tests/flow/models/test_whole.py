@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "encoder cut": (cut("text_encoder/model.safetensors"), "text_encoder of .* cannot be loaded: .*not fully covered"),
     "encoder quantised": (
         configured("text_encoder_3/config.json", quantization_config={"quant_method": "bitsandbytes"}),
-        "text_encoder_3 of .* got quantization_config bitsandbytes: use the unquantised model and model.quantize=nf4",
+        "text_encoder_3 of .* got quantization_config bitsandbytes: .*model.quantize=nf4",
     ),
     "encoder has no partner": (configured("model_index.json", tokenizer_3=[None, None]), "got no tokenizer_3"),
     "tokenizer has no file": (removed("tokenizer_2/tokenizer.json"), "tokenizer_2 of .* must hold tokenizer.json or"),
@@ -135,7 +135,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "transformer quantised": (
         configured("transformer/config.json", quantization_config={"quant_method": "gguf"}),
-        "transformer of .* got quantization_config gguf: use the unquantised model",
+        "transformer of .* got quantization_config gguf",
     ),
     "transformer is absent": (removed(weights_of("transformer")), "transformer of .*model "),
     "vae lacks one": (without("vae", "decoder.conv_out.bias"), "vae of .* missing, such as decoder.conv_out.bias"),
@@ -201,7 +201,7 @@ def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) ->
 
 def test_one_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="model.safetensors is one file, not a folder in diffusers' format"):
+    with pytest.raises(ModelError, match="model.safetensors is one file"):
         check(ModelConfig(path=str(tmp_path / "model.safetensors")))
 
 

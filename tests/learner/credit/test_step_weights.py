@@ -93,5 +93,5 @@ def test_weights_that_train_nothing_are_refused() -> None:
 @pytest.mark.parametrize("constant", [None, 2.25])
 def test_a_power_that_no_float_holds_is_refused(stds: dict[int, float], constant: float | None) -> None:
     config = StepWeightConfig(rule="noise", noise_power=2000, noise_constant=constant)
-    with pytest.raises(ConfigError, match=r"noise_power must give numbers that a float holds, got 2000 .*: lower it"):
+    with pytest.raises(ConfigError, match=r"noise_power must give numbers that a float holds, got 2000"):
         step_weights(config, total=3, stds=stds)

@@ -181,9 +181,7 @@ def test_an_iteration_without_one_valid_score_is_refused_with_the_first_reason(t
     def blind(_: Rollout, images: np.ndarray) -> np.ndarray:
         return np.full(len(images), np.nan)
 
-    with pytest.raises(
-        ContractError, match="at least one step reward whose scores are valid, got none; first reason: blurred"
-    ):
+    with pytest.raises(ContractError, match="got none; first reason: blurred"):
         iterate(learner, policy, config, judge=blind)
     assert learner.adapter().digest == before.digest
     assert learner.iteration == 0

@@ -1,7 +1,7 @@
 """Learner and rollout agree bit for bit: as long as the adapter is the same, every ratio is exactly 1.
 
-The first test compares the log-probs of every kernel, window, guidance and precision. The second one sends whole
-groups through the learner: every layout of a group, memory option, objective, credit rule and method.
+The first test compares the log-probs of every kernel with every window, guidance and precision. The second one sends
+whole groups through the learner: every layout of a group, memory option, objective, credit rule and method.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +25,7 @@ from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig, WindowConfig
 from protocol.messages import Adapter, LearnerState, Prompt, ShardRequest, digest_of
 from tests.support.learning.groups import iterate, log_probs_of
+from tests.support.pairwise import pairwise
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=1, text="two blue squares", negative="photo")
@@ -49,7 +50,7 @@ def far_from_fresh(adapter: Adapter) -> Adapter:
     return replace(adapter, arrays=arrays, digest=digest_of(arrays))
 
 
-@pytest.fixture(scope="module", params=choices(ModelConfig, "dtype"))
+@pytest.fixture(scope="module")
 def backbones(request: pytest.FixtureRequest, tiny_config: Config, device: str) -> tuple[str, Backbone, Backbone]:
     """A precision, and in it the learner's backbone and a rollout actor's, with one adapter that is far from fresh."""
     config = tiny_config(model={"dtype": request.param})
@@ -61,9 +62,12 @@ def backbones(request: pytest.FixtureRequest, tiny_config: Config, device: str) 
 
 
 @pytest.mark.parametrize(
-    ("window", "guidance"), [*((rule, 1.0) for rule in choices(WindowConfig, "rule")), ("all", 3.0), ("random", 3.0)]
+    ("backbones", "kernel", "window", "guidance"),
+    pairwise(
+        dtype=choices(ModelConfig, "dtype"), kernel=KERNELS, window=choices(WindowConfig, "rule"), guidance=(1.0, 3.0)
+    ),
+    indirect=["backbones"],
 )
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: "-".join(map(str, kernel.values())))
 def test_log_probs_are_replayed_bit_for_bit(
     backbones: tuple[str, Backbone, Backbone],
     tiny_config: Config,

@@ -88,20 +88,20 @@ def test_the_default_completion_is_the_one_that_the_fidelity_table_favours() -> 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("iteration", "unknown key 'iteration': did you mean 'iterations'?"),
-        ("group.sise", "unknown key 'group.sise': did you mean 'size'?"),
-        ("model.lora.rnk", "unknown key 'model.lora.rnk': did you mean 'rank'?"),
-        ("cluster.rollout.thread", "unknown key 'cluster.rollout.thread': did you mean 'threads'?"),
-        ("learning_rate", "unknown key 'learning_rate': did you mean 'learner.learning_rate'?"),
-        ("group.learnin_rate", "unknown key 'group.learnin_rate': did you mean 'learner.learning_rate'?"),
-        ("rewards.geneval.wieght", "unknown key 'rewards.geneval.wieght': did you mean 'weight'?"),
-        ("lr", "unknown key 'lr': write learner.learning_rate"),
-        ("batch_size", "unknown key 'batch_size': write group.per_iteration or group.size or model.forward_batch"),
-        ("completion.zzz", "unknown key 'completion.zzz': known: every, rule, solver, spacing, substeps, tapers"),
+        ("iteration", "'iteration': .*'iterations'"),
+        ("group.sise", "'group.sise': .*'size'"),
+        ("model.lora.rnk", "'model.lora.rnk': .*'rank'"),
+        ("cluster.rollout.thread", "'cluster.rollout.thread': .*'threads'"),
+        ("learning_rate", "'learning_rate': .*'learner.learning_rate'"),
+        ("group.learnin_rate", "'group.learnin_rate': .*'learner.learning_rate'"),
+        ("rewards.geneval.wieght", "'rewards.geneval.wieght': .*'weight'"),
+        ("completion.zzz", "'completion.zzz': .*every, .*tapers"),
+        ("lr", "'lr': .*learner.learning_rate"),
+        ("batch_size", "'batch_size': .*group.per_iteration.*group.size"),
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=message):
         parse_config(with_value(key, 1))
 
 
@@ -110,37 +110,36 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
     [
         ("iterations", "many", "iterations: .*got 'many'"),
         ("iterations", 0, "iterations: .*greater than or equal to 1, got 0"),
-        ("group.size", 1, "group.size must be at least 2, got 1: advantages compare members; raise it"),
+        ("group.size", 1, "group.size must be at least 2, got 1"),
         ("group", {"size": 25, "shard": 24}, "group.shard must divide group.size 25, got 24"),
         ("group", {"size": 8, "shard": 3}, "group.shard must divide group.size 8, got 3"),
         ("learner.updates_per_iteration", 5, "must divide group.per_iteration 12, got 5"),
         (
             "sampling.kernel",
             "ddim",
-            "sampling.kernel: .*'flow_sde', 'ddim_sde', 'dance_sde', 'cps' or 'ode', got 'ddim'",
+            "sampling.kernel: .*'flow_sde', .*got 'ddim'",
         ),
-        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5: above 1 sigma'"),
-        ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1: above 1 sin"),
+        ("sampling", {"kernel": "ddim_sde", "noise_level": 1.5}, "at most 1 for ddim_sde, got 1.5"),
+        ("sampling", {"kernel": "cps", "noise_level": 1.1}, "at most 1 for cps, got 1.1"),
         (
             "sampling",
             {"steps": 3, "noise_levels": [0.5, -1.0]},
-            r"noise_levels\[1\] must be above 0, got -1.0.*raise it",
+            r"noise_levels\[1\] must be above 0, got -1.0",
         ),
-        ("group.size", 0, "group.size must be at least 2, got 0: .*raise it"),
-        ("credit.step_weights", {"rule": "table", "table": [0.0] * 10}, "must hold a weight above 0, got .*raise one"),
+        ("credit.step_weights", {"rule": "table", "table": [0.0] * 10}, "must hold a weight above 0, got "),
         ("sampling.noise_level", 0.0, "must be above 0, got 0.0"),
-        ("sampling.noise_levels", [0.5, 0.5], "one number for each of 9 steps .*, got 2: calibrate again"),
-        ("sampling.log_prob", "squared", "must be `gaussian` for flow_sde, got 'squared': only CPS"),
-        ("sampling.window", {"rule": "fixed", "first": 9, "size": 2}, "inside the schedule, steps 0 to 9, got 9 to 10"),
-        ("sampling.window", {"rule": "fixed", "first": -1}, "steps 0 to 9, got -1 to 0: raise first"),
-        ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "leave room for 3 of 10 steps, got 2"),
-        ("sampling.window", {"rule": "sliding", "size": 11}, "leave room for 11 of 10 steps, got 10: widen it"),
+        ("sampling.noise_levels", [0.5, 0.5], "each of 9 steps .*, got 2"),
+        ("sampling.log_prob", "squared", "must be `gaussian` for flow_sde, got 'squared'"),
+        ("sampling.window", {"rule": "fixed", "first": 9, "size": 2}, "steps 0 to 9, got 9 to 10"),
+        ("sampling.window", {"rule": "fixed", "first": -1}, "steps 0 to 9, got -1 to 0"),
+        ("sampling.window", {"rule": "random", "size": 3, "within": [0.0, 0.2]}, "3 of 10 steps, got 2"),
+        ("sampling.window", {"rule": "sliding", "size": 11}, "11 of 10 steps, got 10"),
         ("sampling.window.within", [0.0, 1.5], "sampling.window.within.1: .*got 1.5"),
-        ("data.tags", "x", r"data.tags must be a list such as \[x\], got 'x': put it in brackets"),
+        ("data.tags", "x", r"data.tags must be a list .*got 'x'"),
         ("completion.substeps", 0, "completion.substeps: .*equal to 1, got 0"),
-        ("sampling.splits", [0.5, 0.2], r"sampling.splits must ascend, got \[0.5, 0.2\]: sort them, each once"),
+        ("sampling.splits", [0.5, 0.2], r"sampling.splits must ascend, got \[0.5, 0.2\]"),
         ("sampling.tail.substeps", 0, "sampling.tail.substeps: .*equal to 1, got 0"),
-        ("credit.rule", "gain", "credit.rule must be one of .*got 'gain': did you mean 'gains'"),
+        ("credit.rule", "gain", "credit.rule must be one of .*got 'gain': .*'gains'"),
         ("credit.step_weights", {"rule": "table", "table": [1.0]}, "a weight for each of 10 steps, got 1"),
         ("evaluation.adapter", "average", "needs a running mean, got learner.average.decay 0"),
         ("credit.gae_lambda", 1.5, "credit.gae_lambda: .*got 1.5"),
@@ -148,10 +147,10 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("seed", -1, "seed: .*got -1"),
         ("rewards", {}, "rewards: "),
         ("rewards.geneval", {"weight": 2.0}, "rewards.geneval.scorer must be given"),
-        ("evaluation.component", "genval/strict", r"must start with `reward` or one of \['geneval'\], got 'genval'"),
-        ("model", "sd3", "model is a section, got 'sd3': write model.path=sd3"),
+        ("evaluation.component", "genval/strict", r"\['geneval'\], got 'genval'"),
+        ("model", "sd3", "model: .*got 'sd3'"),
         ("learner.learning_rate", float("nan"), "learner.learning_rate: "),
-        ("learner.decay", {"iterations": 5, "to": 1e-3}, r"at most learner.learning_rate \(0.0003\), got 0.001: lower"),
+        ("learner.decay", {"iterations": 5, "to": 1e-3}, r"0.0003.*got 0.001"),
         ("learner.decay", {"iterations": 5}, "learner.decay.to"),
         ("learner.decay", {"iterations": 0, "to": 1e-5}, "learner.decay.iterations: .*got 0"),
         ("learner.learning_rate", float("inf"), "learner.learning_rate: "),
@@ -179,36 +178,36 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
     [
         (
             {"sampling": {"kernel": "ddim_sde"}, "learner": {"kl": {"weight": 0.1, "rule": "no_dt"}}},
-            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'ddim_sde': take `full`",
+            "'dance_sde'], got 'ddim_sde'",
         ),
         (
             {"sampling": {"kernel": "cps"}, "learner": {"objective": "guarded"}},
-            "kernel whose std is g sqrt(h), one of ['flow_sde', 'dance_sde'], got 'cps': take `clipped`",
+            "'dance_sde'], got 'cps'",
         ),
         (
             {"group": {"size": 8, "shard": 4}, "learner": {"objective": "dgpo"}},
-            "group.shard must be group.size 8 for objective dgpo, got 4: it weighs whole groups; leave it out",
+            "group.shard must be group.size 8 for objective dgpo, got 4",
         ),
         (
             {"learner": {"kl": {"weight": 0.1, "auxiliary": ["aesthetic"]}}},
-            "must name rewards with use=train, of ['geneval'], got 'aesthetic': add it with weight=0",
+            "of ['geneval'], got 'aesthetic'",
         ),
-        ({"credit": {"diversity": "far"}}, "got 'far': add it with weight=0"),
+        ({"credit": {"diversity": "far"}}, "got 'far'"),
         (
             {"rewards": {"a": {"scorer": "ocr", "weight": 0}, "b": {"scorer": "ocr", "use": "evaluate"}}},
-            "must have a weight other than 0, got 0 for ['a']: nothing would train; set one",
+            "other than 0, got 0 for ['a']",
         ),
         ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
         (
             {"sampling": {"granularities": [1, 2], "tail": {"substeps": 2}}, "credit": {"rule": "uniform"}},
-            "which have ends of their own, got rule ode and solver adams: leave it out",
+            "got rule ode and solver adams",
         ),
         (
             {
                 "sampling": {"kernel": "ode", "shared_noise": False, "tail": {"rule": "tweedie"}},
                 "learner": {"objective": "nft"},
             },
-            "sampling.tail must be {rule: schedule, solver: euler} for kernel ode, which has no last stochastic step",
+            "sampling.tail must be {rule: schedule, solver: euler} for kernel ode",
         ),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
         (
@@ -217,40 +216,39 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         ),
         (
             {"completion": {"every": 2}, "credit": {"rule": "turning_point"}},
-            "completion.every must be 1 for credit.rule turning_point, which needs every point, got 2",
+            "completion.every must be 1 for credit.rule turning_point",
         ),
         (
             {"sampling": {"kernel": "ode"}},
-            "sampling.shared_noise must be false for kernel ode, got true: members that start from the same noise",
+            "sampling.shared_noise must be false for kernel ode, got true",
         ),
         (
             {"sampling": {**ODE, "noise_levels": [0.5] * 9}},
-            "sampling.noise_levels must be empty for kernel ode, got 9 levels: no step has noise",
+            "sampling.noise_levels must be empty for kernel ode, got 9",
         ),
         (
             {"sampling": ODE},
-            "sampling.kernel ode needs one of the objectives ['nft', 'awm', 'dgpo'], got learner.objective 'clipped'",
+            "['nft', 'awm', 'dgpo'], got learner.objective 'clipped'",
         ),
         (
             {"sampling": ODE, "learner": {"objective": "nft"}},
-            "credit.rule must be `uniform` for sampling.kernel ode, got 'gae': steps without noise earn nothing",
+            "credit.rule must be `uniform` for sampling.kernel ode, got 'gae'",
         ),
         (
             {"sampling": ODE, "learner": {"objective": "awm"}, "credit": {"rule": "uniform"}},
-            "credit.step_weights.rule must not be `noise` for sampling.kernel ode: its steps have no std",
+            "credit.step_weights.rule must not be `noise` for sampling.kernel ode",
         ),
         (
             {"learner": {"objective": "awm", "kl": {"weight": 0.1}}},
-            "learner.kl.rule must be `velocity` for objective awm, got 'full': it has no steps with a std",
+            "learner.kl.rule must be `velocity` for objective awm, got 'full'",
         ),
         (
             {"sampling": {"splits": [0.5]}, "credit": {"rule": "tree"}, "group": {"size": 4, "shard": 1}},
-            "group.shard must be at least 2 with sampling.splits, got 1: the members of a shard are the branches",
+            "group.shard must be at least 2 with sampling.splits, got 1",
         ),
         (
             {"sampling": {"window": {"rule": "branch"}}, "group": {"size": 4, "shard": 1}},
-            "group.shard must be at least 2 with sampling.window.rule branch, got 1: the members of a shard are the"
-            " branches that are compared at its step; raise it",
+            "group.shard must be at least 2 with sampling.window.rule branch, got 1",
         ),
     ],
 )
@@ -344,13 +342,13 @@ def test_credit_says_whether_it_needs_more_than_a_group(credit, is_alone):
 
 @pytest.mark.parametrize("workers", [3, 16])
 def test_workers_that_do_not_divide_the_lanes_are_refused(workers):
-    rule = f"cluster.learner.workers must divide learner.lanes 8, got {workers}.*take one of 1, 2, 4, 8"
+    rule = f"cluster.learner.workers must divide learner.lanes 8, got {workers}"
     with pytest.raises(ConfigError, match=rule):
         parse_config({**TREE, "cluster": {"learner": {"workers": workers}}})
 
 
 def test_lanes_are_a_power_of_two():
-    with pytest.raises(ConfigError, match="learner.lanes must be a power of two, got 6: .*take 4 or 8"):
+    with pytest.raises(ConfigError, match="learner.lanes must be a power of two, got 6"):
         parse_config({**TREE, "learner": {"lanes": 6}})
 
 
@@ -368,25 +366,25 @@ PAIRS: dict[str, Any] = {"layout": "colocated", "rollout_actors": 2, "learner": 
     [
         (
             {"group": {"max_lag": 1}, "cluster": PAIRS},
-            "group.max_lag must be 0 with cluster.layout colocated, got 1: .*; drop the lag, or take separate",
+            "group.max_lag must be 0 with cluster.layout colocated, got 1",
         ),
         (
             {"cluster": {**PAIRS, "rollout_actors": 3}},
-            "a learner worker for each rollout actor, got cluster.rollout_actors 3 and cluster.learner.workers 2: make",
+            "got cluster.rollout_actors 3 and cluster.learner.workers 2",
         ),
         (
             {"cluster": {**PAIRS, "rollout": {"gpus": 1}, "learner": {"workers": 2, "gpus": 0.5}}},
-            "add up to at most 1, got 1 and 0.5: the two share one GPU; take 0.5 for each",
+            "at most 1, got 1 and 0.5",
         ),
         (
             {"cluster": {**PAIRS, "rollout": {"cpus": 0}, "learner": {"workers": 2, "cpus": 0}}},
-            "something to share, got no cpus, gpus or resources .*: reserve some",
+            "got no cpus, gpus or resources",
         ),
         (
             {"cluster": {**PAIRS, "rollout": {"labels": {"pool": "a"}}}},
-            "equal labels and placement .*, got {'pool': 'a'}, default and {}, default: the two share a node",
+            "got {'pool': 'a'}, default and {}, default",
         ),
-        ({"cluster": {"offload": True}}, "cluster.offload needs cluster.layout colocated, got separate: .*; leave it"),
+        ({"cluster": {"offload": True}}, "cluster.offload needs cluster.layout colocated, got separate"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_in_one_line(sections: dict[str, Any], rule: str) -> None:
