@@ -79,26 +79,43 @@ def generate(
 def export(
     run: RunFolder,
     target: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="New folder for the whole model, or a new file NAME.safetensors for the LoRA alone."),
-    ],
+    ] = None,
     iteration: Iteration = None,
     is_average: IsAverage = False,
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16; default: the model's own, float32 for the LoRA alone."),
     ] = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(
+            "--push", metavar="OWNER/NAME", help="Upload the LoRA and its model card to the Hugging Face hub."
+        ),
+    ] = None,
 ) -> None:
     """Merge the adapter of a run into its model and write a full folder in diffusers' format; or write the LoRA alone.
 
     The LoRA's file has its scale inside: programs that do not read alpha, such as ComfyUI, apply it at full strength.
+    A folder and an upload get a model card.
     """
+    from deploy.tools.card import push, write_card
     from deploy.tools.export import LORA_SUFFIX, export_lora, export_model
 
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype must be float32, bfloat16 or float16, got {dtype!r}")
-    write = export_lora if target.suffix == LORA_SUFFIX else export_model
-    typer.echo(write(run, target, iteration=iteration, dtype=dtype, is_average=is_average))
+    if target is None and repository is None:
+        raise ConfigError(
+            "export must be given a target, got none: name a folder, NAME.safetensors or --push OWNER/NAME"
+        )
+    if target is not None:
+        write = export_lora if target.suffix == LORA_SUFFIX else export_model
+        typer.echo(write(run, target, iteration=iteration, dtype=dtype, is_average=is_average))
+        if write is export_model:
+            typer.echo(write_card(run, target, iteration=iteration))
+    if repository is not None:
+        typer.echo(push(run, repository, iteration=iteration, dtype=dtype, is_average=is_average))
 
 
 def encode(preset: Preset, overrides: Overrides = None) -> None:

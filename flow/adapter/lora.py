@@ -182,7 +182,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         raise ContractError(f"an adapter needs rank, alpha and targets, got {config}")
     peft_config = PeftLoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,
+        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # PEFT divides it
         init_lora_weights="gaussian",
         target_modules=list(config.targets),
     )

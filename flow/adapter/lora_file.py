@@ -23,6 +23,7 @@ PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_conf
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 """PEFT's `init_lora_weights` that leave the base model as it is. PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take a part out
 of its weights, or round them; what they save is right with that other base only."""
+CONVERT = "convert it with diffusers, as docs/models.md shows"
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
 """Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""
@@ -120,7 +121,13 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
 
     file = resolve(path)
     if file.is_dir():
-        file = file / (ADAPTER_FILE if (file / ADAPTER_FILE).exists() or not (file / PEFT_NAME).exists() else PEFT_NAME)
+        found = sorted(each.name for each in file.glob("*.safetensors"))
+        file = file / next((name for name in (ADAPTER_FILE, PEFT_NAME) if name in found), ADAPTER_FILE)
+        if found and file.name not in found:
+            raise ModelError(
+                f"model.lora.start {path} must hold {ADAPTER_FILE} or {PEFT_NAME}, got {', '.join(found[:5])}: name one"
+                f" of them, such as {path.rstrip('/')}/{found[0]}"
+            )
     try:
         with safe_open(file, framework="pt") as held:
             header = json.loads((held.metadata() or {}).get(METADATA_KEY, "{}"))
@@ -135,6 +142,13 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
             settings = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.lora.start {path} cannot be read: {one_line(error)}") from None
+    per_module = [name.removesuffix(".alpha") for name in tensors if name.endswith(".alpha")]
+    lacking = sorted({name.rpartition(".lora_")[0] for name in tensors if ".lora_" in name} - set(per_module))
+    if per_module and lacking:
+        raise ModelError(
+            f"model.lora.start {path} must state alpha for all modules or for none, got none for {lacking[0]}: add it,"
+            f" or {CONVERT}"
+        )
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     stated = [settings.get("lora_alpha"), *(settings.get("alpha_pattern") or {}).values()]
     alphas |= {float(alpha) for alpha in stated if alpha}
@@ -158,6 +172,7 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
     if odd or not arrays or len(alphas) > 1:
         reason = f"tensor {odd[0]}" if odd else f"alphas {sorted(alphas)}" if arrays else "no tensor"
         raise ModelError(
-            f"model.lora.start {path} must be a transformer's LoRA in diffusers' format with one alpha, got {reason}"
+            f"model.lora.start {path} must be a transformer's LoRA in diffusers' format with one alpha, got {reason}:"
+            f" {CONVERT}"
         )
     return arrays, alphas.pop() if alphas else None

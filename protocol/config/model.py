@@ -14,8 +14,8 @@ class LoraConfig(Section):
 
     rank: Positive | None = None
     """Inner width of the adapter, at least 1."""
-    alpha: Positive | None = None
-    """Numerator of the scale alpha / rank of the adapter's output, at least 1."""
+    alpha: int | float | None = Field(default=None, gt=0)
+    """Numerator of the scale alpha / rank of the adapter's output, above 0."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`; at least
     one."""

@@ -254,6 +254,7 @@ class RunConfig(Section):
             raise ValueError(
                 "credit.rule tree and sampling.splits belong together, got"
                 f" {self.credit.rule!r} with splits {list(self.sampling.splits)}: set both, or neither"
+                " (sampling.splits=[])"
             )
         if len(self.sampling.granularities) > 1 and (self.credit.rule != "uniform" or self.credit.normalise == "ema"):
             raise ValueError(

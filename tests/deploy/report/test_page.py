@@ -111,6 +111,7 @@ def test_seeds_are_one_group_and_another_config_is_another(page):
 
 def test_numbers_of_the_page_are_those_of_the_runs(page):
     text = " ".join(Page(page).text.split())
+    assert "credit gae; objective clipped" in text and "reward = 1.0" in text
     assert "0.530 → 0.650" in text, "reward of the two seeds: 0.52 to 0.6, and 0.54 to 0.7, means 0.53 and 0.65"
 
 

@@ -233,3 +233,41 @@ def test_an_adapter_with_another_scale_is_refused(
     lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=0)
     with pytest.raises(ModelError, match=reason):
         lora.start_from(str(tmp_path), CONFIG)
+
+
+def saved(tiny_sd3: Path, folder: Path, alphas: list[float | None]) -> Path:
+    """A LoRA in diffusers' format with an alpha beside each of its modules, where the list has one."""
+    from safetensors.torch import save_file
+
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=0)
+    tensors = {name: tensor.detach().clone() for name, tensor in lora.parameters.items()}
+    modules = sorted({name.rpartition(".lora_")[0] for name in tensors})
+    for number, module in enumerate(modules):
+        if (alpha := alphas[number % len(alphas)]) is not None:
+            tensors[f"{module}.alpha"] = torch.tensor(alpha)
+    save_file(tensors, folder / "style.safetensors")
+    return folder / "style.safetensors"
+
+
+def test_an_alpha_below_one_starts_and_alphas_of_some_modules_only_do_not(tiny_sd3: Path, tmp_path: Path) -> None:
+    config = LoraConfig.model_validate({**CONFIG.model_dump(), "alpha": 0.5})
+    lora = Lora(fresh(tiny_sd3).transformer, config, seed=1)
+    lora.start_from(str(saved(tiny_sd3, tmp_path, [0.5])), config)
+    with pytest.raises(ModelError, match=r"alpha for all modules or for none, got none for transformer\.") as raised:
+        lora.start_from(str(saved(tiny_sd3, tmp_path, [0.5, None])), config)
+    assert "convert it with diffusers" in str(raised.value)
+    assert LoraConfig(alpha=64).model_dump_json() == LoraConfig.model_validate({"alpha": 64}).model_dump_json()
+    assert '"alpha":64,' in LoraConfig(alpha=64).model_dump_json(), "a whole number stays one in files"
+
+
+def test_other_file_names_of_a_folder_and_a_way_to_convert_are_named(tiny_sd3: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    saved(tiny_sd3, tmp_path, [12.0])
+    lora = Lora(fresh(tiny_sd3).transformer, CONFIG, seed=1)
+    with pytest.raises(ModelError, match=rf"got style.safetensors: name one of them, such as {tmp_path}/style"):
+        lora.start_from(str(tmp_path), CONFIG)
+    other = tmp_path / "kohya.safetensors"
+    save_file({"lora_unet_x.lora_down.weight": torch.zeros(4, 8)}, other)
+    with pytest.raises(ModelError, match=r"got tensor .*: convert it with diffusers"):
+        lora.start_from(str(other), CONFIG)
