@@ -38,7 +38,12 @@ class RayEvaluators:
 
     async def start(self) -> None:
         """Return when every actor is ready."""
-        await asyncio.gather(*(pool.start() for pool in self._pools.values()))
+        await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
+
+    async def _start_scorers(self) -> None:
+        if self._bundles:
+            await self._bundles.reserved()
+        await asyncio.gather(*(pool.start() for pool in self.rewards.pools.values()))
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt that a scorer cannot score, where only its actors can tell."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
+from threading import Lock
 
 import torch
 
@@ -65,6 +66,29 @@ def take_device(role: RoleConfig) -> str:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyrefly: ignore[missing-attribute]
         torch.backends.cudnn.benchmark = False
     return device
+
+
+KERNELS = Lock()
+"""Held by a computation in this process that chooses its kernels, since torch has one choice for all threads. So a
+run that an interrupt has ended, and a scorer beside a run, put their choice back before another computation begins."""
+
+
+@contextmanager
+def tf32(device: str) -> Iterator[None]:
+    """Multiply float32 matrices on a GPU in TF32 (10 bits of mantissa) inside the block; nothing changes on a CPU.
+
+    torch's convolutions do so by default.
+    """
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    with KERNELS:
+        before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
 
 
 @contextmanager

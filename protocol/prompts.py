@@ -29,7 +29,8 @@ def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
     Raises:
         PromptError: the file does not exist, a line is broken (named by its number), or no prompt is left.
     """
-    prompts = [prompt for prompt in _read(resolve(path)) if not data.tags or prompt.metadata.get("tag") in data.tags]
+    lines = _read(resolve(path), data.negative)
+    prompts = [prompt for prompt in lines if not data.tags or prompt.metadata.get("tag") in data.tags]
     if not prompts:
         wanted, remedy = "", ""
         if data.tags:
@@ -66,7 +67,7 @@ def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
     return f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {both[0]!r}" if both else None
 
 
-def _read(path: Path) -> list[Prompt]:
+def _read(path: Path, negative: str) -> list[Prompt]:
     try:
         if path.exists() and not path.is_file():
             raise PromptError(f"prompt file {path} must be a regular file, since a run reads it more than once")
@@ -81,7 +82,7 @@ def _read(path: Path) -> list[Prompt]:
     numbered = [(index, line.strip()) for index, line in enumerate(lines) if line.strip()]
     is_json = path.suffix == ".jsonl" or any(_is_object(line) for _, line in numbered[:1])
     read_line = _json_line if is_json else _text_line
-    return [read_line(line, index, f"{path}:{index + 1}") for index, line in numbered]
+    return [read_line(line, index, f"{path}:{index + 1}", negative) for index, line in numbered]
 
 
 def _require_lines(path: Path, lines: list[str]) -> None:
@@ -115,22 +116,22 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _text_line(line: str, index: int, where: str) -> Prompt:
+def _text_line(line: str, index: int, where: str, negative: str) -> Prompt:
     if _is_object(line):
         raise PromptError(f"{where}: a line of a text file must be a prompt, got the JSON object {line[:60]!r}")
     if "\0" in line:
         raise PromptError(f"{where}: a prompt must be text, got a zero byte in {line[:60]!r}")
-    return Prompt(index=index, text=line)
+    return Prompt(index=index, text=line, negative=negative)
 
 
-def _json_line(line: str, index: int, where: str) -> Prompt:
+def _json_line(line: str, index: int, where: str, negative: str) -> Prompt:
     try:
         fields: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"{where}: a line must be one JSON object, got {line[:60]!r} ({error})") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str) or not fields["prompt"].strip():
         raise PromptError(f"{where}: a line must be a JSON object with a text under `prompt`, got {line[:60]!r}")
-    negative = fields.get("negative_prompt", "")
+    negative = fields.get("negative_prompt", negative)
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     require_unicode(json.dumps(fields, ensure_ascii=False), f"{where}: a line")

@@ -3,6 +3,7 @@ successors. The bundles are one Ray placement group, reserved together or not at
 of a cluster each. The group belongs to the Ray job and ends with it at the latest.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from protocol.config.cluster import ClusterConfig
+
+WAIT_S = 1.0
+"""Seconds for which a thread waits for the bundles at a time; the end of a run waits for the thread."""
 
 
 class Bundles:
@@ -28,6 +32,15 @@ class Bundles:
     def options(self, slot: int) -> Mapping[str, Any]:
         """Return Ray options that put an actor into the bundle of this slot."""
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=slot)}
+
+    async def reserved(self) -> None:
+        """Return when all bundles are reserved; it waits as long as the actors in them do.
+
+        Actors with a part of a GPU outside the bundles start afterwards: before, Ray puts them on one GPU, and then no
+        bundle fits there.
+        """
+        while not await asyncio.to_thread(self._group.wait, WAIT_S):
+            pass
 
     def shortage(self, nodes: Sequence[Mapping[str, float]]) -> str:
         """Say which bundles lack room.

@@ -23,6 +23,7 @@ from protocol.messages import Prompt, Scores
 from rewards.http.wire import (
     JSON,
     MSGPACK,
+    REQUEST_PIXELS,
     CheckCall,
     CheckReply,
     Item,
@@ -67,11 +68,15 @@ class ServedScorer:
         """Score the images of a call once the calls before it are done.
 
         Raises:
-            Problem: 413, the call has more images than may wait; 503, too many images wait already.
+            Problem: 413, the call has more images than may wait, or more pixels than `REQUEST_PIXELS`; 503, too many
+                images wait already.
         """
         size = len(call.items)
         if size > self._max_waiting:
             raise Problem(413, f"a request may have {self._max_waiting} images, got {size}: send fewer at once")
+        pixels = await asyncio.to_thread(lambda: sum(map(_pixels_to_score, call.items)))
+        if pixels > REQUEST_PIXELS:
+            raise Problem(413, f"a request may have {REQUEST_PIXELS} pixels in all, got {pixels}: send fewer at once")
         if self.waiting + size > self._max_waiting:
             raise Problem(503, f"{self.waiting} images already wait for {call.scorer}: try again later")
         self.waiting += size
@@ -172,7 +177,7 @@ async def score(request: Request) -> Response:
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     """Score all images. An unreadable image has no score; if the scorer breaks its contract, no image has one."""
-    if scorer.sees == "group" and sum(map(_pixels_if_readable, call.items)) > PIXELS_AT_ONCE:
+    if scorer.sees == "group" and sum(map(_pixels_to_score, call.items)) > PIXELS_AT_ONCE:
         return Scores.missing(
             len(call.items), f"a group may have {PIXELS_AT_ONCE} pixels in all: send fewer or smaller"
         )
@@ -192,11 +197,13 @@ def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     return scores
 
 
-def _pixels_if_readable(item: Item) -> int:
+def _pixels_to_score(item: Item) -> int:
+    """Read an image's number of pixels; 0 if it will not be decoded."""
     try:
-        return pixels_of(item.image)
+        pixels = pixels_of(item.image)
     except ImageError:
         return 0
+    return pixels if pixels <= MOST_PIXELS else 0
 
 
 def _decoded(call: ScoreCall, reasons: list[str]) -> Iterator[dict[int, np.ndarray]]:

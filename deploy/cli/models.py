@@ -17,7 +17,9 @@ def generate(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompt file, text or JSON lines, to generate images of each prompt.")
     ] = None,
-    negative: Annotated[str, typer.Option(help="Negative prompt; takes effect if model.guidance is above 1.")] = "",
+    negative: Annotated[
+        str, typer.Option(help="Negative prompt, if model.guidance is above 1; default: data.negative.")
+    ] = "",
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of images of each prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     steps: Annotated[

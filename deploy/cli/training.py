@@ -156,6 +156,7 @@ def _dry_run(
     from deploy.tools.balance import balance_lines
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems, roles_of
+    from deploy.tools.scoring import scoring_lines
     from flow.models.folder import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
@@ -178,7 +179,8 @@ def _dry_run(
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     found = estimate(config, prompts=len(prompts) + len(heldout))
     memory = (each.line() for each in roles_of(config, found))
-    for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops)):
+    scoring = scoring_lines(config, found, tflops=tflops) if tflops else ()
+    for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops), *scoring):
         typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),

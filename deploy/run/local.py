@@ -13,13 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 
 from deploy.run.unfinished import leave
-from flow.device import computing, device_of, torch_threads
+from flow.device import KERNELS, computing, device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
@@ -49,9 +48,6 @@ from rewards.scores import Mixture, Tally, groups_of, joined, settle
 Result = TypeVar("Result")
 STOP_S = 2.0
 """Seconds that the end of a fleet waits for the computation in progress: a scorer in it may take for ever."""
-ALONE = Lock()
-"""Held by a rollout or an update. Torch has one choice of kernels for all threads of a process, and a run that an
-interrupt has ended may leave a computation behind: that of the next run waits until it has put the choice back."""
 
 
 class LocalFleet(Mixture):
@@ -261,5 +257,5 @@ class LocalFleet(Mixture):
 
 @contextmanager
 def _alone(role: RoleConfig) -> Iterator[None]:
-    with ALONE, computing(role):
+    with KERNELS, computing(role):
         yield

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def generate_images(
 
     Args:
         run: the run folder.
-        prompts: P prompts.
+        prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
         out: folder for the images.
         count: number of images of each prompt.
         seed: seed of the initial noise.
@@ -91,6 +92,7 @@ def generate_images(
     if is_base and adapter_share != 1:
         raise ConfigError("--adapter-share is the share of an adapter, and --base has none: give one of them")
     config = config_of(run)
+    prompts = [replace(each, negative=each.negative or config.data.negative) for each in prompts]
     steps = steps or config.evaluation.steps
     first = first_steps(adapter_share, steps)
     if size:

@@ -30,6 +30,8 @@ class DataConfig(Section):
     """Prompt file for evaluation, in the same formats; its prompts are never trained on."""
     tags: tuple[str, ...] = ()
     """Keep only prompts whose metadata `tag` is one of these; an empty list keeps all."""
+    negative: str = ""
+    """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1."""
 
 
 class EvaluationConfig(Section):

@@ -1,8 +1,9 @@
 """CLIP features that do not depend on the other images and texts of a call, and the base class of their scorers.
 
-On a GPU images go through the model in batches of one fixed shape; the last batch is padded. On a CPU they go through
-it one by one, because there the rounding of a row may depend on its position in the batch (MKL's AVX2 kernels). Texts
-always go one by one. Text features are cached, because the prompts of a run repeat.
+Weights and features are float32; on a GPU matrices are multiplied in TF32. There images go through the model in batches
+of one fixed shape; the last batch is filled up. On a CPU they go through it one by one, because there the rounding of a
+row may depend on its position in the batch (MKL's AVX2 kernels). Texts always go one by one. Text features are cached,
+because the prompts of a run repeat.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,15 @@ class ClipFeatures:
     cosines = clip.cosines(images, prompts)
     """
 
-    def __init__(self, model: str, *, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        processor: str | None = None,
+        device: str | None = None,
+        batch: int = 16,
+        fits: bool = False,
+    ) -> None:
         """Load the weights.
 
         Args:
@@ -39,6 +48,7 @@ class ClipFeatures:
             processor: source of tokenizer and image processor; by default `model`.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1.
+            fits: see the whole image, see `fitted`; by default the processor cuts out the middle square.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -47,11 +57,11 @@ class ClipFeatures:
         from transformers import CLIPModel, CLIPTokenizer
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-        from flow.device import best_device
+        from flow.device import best_device, tf32
 
         if batch < 1:
             raise ValueError(f"batch must be at least 1, got {batch}: raise it")
-        self._torch = torch
+        self._torch, self._tf32 = torch, tf32
         self._device = device or best_device()
         loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
@@ -59,6 +69,7 @@ class ClipFeatures:
         self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
         _require_pair(self._tokenizer, loaded, processor or model)
         self._length = loaded.config.text_config.max_position_embeddings
+        self._fits = fits
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
 
@@ -79,12 +90,14 @@ class ClipFeatures:
         """exp(logit_scale), the factor by which CLIP multiplies its cosines."""
         return float(self._model.logit_scale.exp())
 
-    def of_images(self, images: np.ndarray) -> np.ndarray:
-        """Return features float32 [B, D] of length 1, of images uint8 [B, H, W, 3]."""
-        pixels = self._images(images=list(images), return_tensors="pt").pixel_values
+    def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+        """Return features float32 [B, D] of length 1, of images uint8 [H, W, 3], which may differ in size."""
+        given = [fitted(image, self._images.crop_size["height"]) for image in images] if self._fits else list(images)
+        whole = {"do_resize": False, "do_center_crop": False, "do_rescale": False} if self._fits else {}
+        pixels = self._images(images=given, return_tensors="pt", **whole).pixel_values
         filling = -len(pixels) % self._batch
         filled = self._torch.cat([pixels, pixels.new_zeros(filling, *pixels.shape[1:])])
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), self._tf32(self._device):
             parts = [self._model.get_image_features(part.to(self._device)) for part in filled.split(self._batch)]
         features = self._torch.cat([part.pooler_output for part in parts])[: len(pixels)]
         return _numpy(_unit(features))
@@ -100,11 +113,32 @@ class ClipFeatures:
     def _encode_text(self, text: str) -> np.ndarray:
         options = {"padding": "max_length", "max_length": self._length, "truncation": True, "return_tensors": "pt"}
         tokens = self._tokenizer([text], **options).to(self._device)
-        with self._torch.inference_mode():
+        with self._torch.inference_mode(), self._tf32(self._device):
             output = self._model.get_text_features(
                 input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
             ).pooler_output
         return _numpy(_unit(output))[0]
+
+
+def fitted(image: np.ndarray, side: int) -> np.ndarray:
+    """Fit an image into a square: its longer side gets `side` pixels, and the rest is black.
+
+    Args:
+        image: uint8 [H, W, 3].
+        side: height and width of the square in pixels.
+
+    Returns:
+        float32 [3, side, side], 0 to 1 but for the overshoot of bicubic resizing with antialiasing.
+    """
+    import torch
+    from torch.nn import functional
+
+    longest = max(image.shape[:2])
+    size = [round(edge * (side / longest)) for edge in image.shape[:2]]
+    pixels = torch.tensor(image).permute(2, 0, 1)[None] / 255
+    inner = functional.interpolate(pixels, size=size, mode="bicubic", antialias=True)[0]
+    down, across = side - size[0], side - size[1]
+    return functional.pad(inner, (across // 2, across - across // 2, down // 2, down - down // 2)).numpy()
 
 
 class ClipScorer:

@@ -34,6 +34,8 @@ class ClipScore(ClipScorer):
 class HPSv2(ClipScorer):
     """Human Preference Score v2 (Wu et al. 2023, arXiv 2306.09341): cos(text, image), in [-1, 1].
 
+    As in the release (`light_augmentation` in github.com/tgxs002/HPSv2) an image is fitted into CLIP's square, not cut.
+
     Weights: HPSv2's ViT-H/14 as a CLIP folder of transformers. The authors publish an open_clip checkpoint;
     `python -m rewards.clip.openclip HPS_v2.1_compressed.pt FOLDER` turns it into such a folder.
     """
@@ -51,7 +53,7 @@ class HPSv2(ClipScorer):
             device: torch device; by default the GPU if there is one.
             batch: images of one forward, at least 1.
         """
-        self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch)
+        self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch, fits=True)
 
     @staticmethod
     def ready(*, model: str, processor: str | None = None, **_: Any) -> None:  # pyrefly: ignore[bad-override]

@@ -51,6 +51,11 @@ class Clauses:
             total[item.label] += item.count
         return total
 
+    @cached_property
+    def colored(self) -> frozenset[str]:
+        """The classes whose colour the prompt asks for."""
+        return frozenset(item.label for item in self.include if item.color is not None)
+
 
 def read_clauses(metadata: Metadata) -> Clauses:
     """Read `tag`, `include` and `exclude` of a metadata line; ignore other top-level keys.

@@ -7,7 +7,7 @@ The detector is named by its import path; the default is `PhotoDetector`, since 
 `rewards.geneval.verdict` judges its detections; `rewards.geneval.original` does so exactly as the original code.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -33,8 +33,12 @@ class Detector(Protocol):
     to count for a counting prompt.
     """
 
-    def detect(self, images: np.ndarray) -> list[list[Detection]]:
-        """Return the objects of each image of uint8 [B, H, W, 3], in any order; an empty list if there are none."""
+    def detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:
+        """Return the objects of each image of uint8 [B, H, W, 3], in any order; an empty list if there are none.
+
+        `colored` names, for each image, the classes whose colour its prompt asks for. Objects of other classes need no
+        colour.
+        """
         ...
 
 
@@ -102,10 +106,10 @@ class GenEval:
             ContractError: the detector's answer is not one list of detections for each image.
             PromptError: a line of metadata is malformed.
         """
-        found = self._detector.detect(images)
-        _check_detections(found, len(images))
         lines = {id(line): line for line in metadata}  # the images of a group share theirs
         clauses = {key: read_clauses(line) for key, line in lines.items()}
+        found = self._detector.detect(images, [clauses[id(line)].colored for line in metadata])
+        _check_detections(found, len(images))
         verdicts = [
             self._judge(self._sure_enough(objects, line), clauses[id(line)])
             for objects, line in zip(found, metadata, strict=True)

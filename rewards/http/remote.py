@@ -3,6 +3,7 @@
 scorer = build_scorer("remote", url="http://10.0.0.7:8100", scorer="ocr")
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from rewards.http.wire import (
     JSON,
     MOST_ITEMS,
     MSGPACK,
+    REQUEST_PIXELS,
     CheckCall,
     CheckReply,
     Item,
@@ -101,19 +103,20 @@ class RemoteScorer:
                 raise PromptError(reply.problem)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B images uint8 [B, H, W, 3] in requests of `batch`.
+        """Score B images uint8 [B, H, W, 3] in requests of `batch`, or of fewer if those would have too many pixels.
 
         Raises:
             ContractError: the answer breaks the protocol.
         """
-        starts = range(0, len(images), self._batch)
-        parts = self._threads.map(lambda start: self._score_part(start, images, prompts, metadata), starts)
+        few = max(1, REQUEST_PIXELS // math.prod(images.shape[1:3]))
+        batch = self._batch if self.sees == "group" else min(self._batch, few)
+        starts = (range(start, min(start + batch, len(images))) for start in range(0, len(images), batch))
+        parts = self._threads.map(lambda rows: self._score_part(rows, images, prompts, metadata), starts)
         return joined(list(parts))
 
     def _score_part(
-        self, start: int, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self, rows: range, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> Scores:
-        rows = range(start, min(start + self._batch, len(images)))
         items = tuple(
             Item(image=encode_png(images[row]), prompt=prompts[row], metadata=dict(metadata[row])) for row in rows
         )

@@ -21,6 +21,8 @@ MSGPACK, JSON = "application/msgpack", "application/json"
 Read = TypeVar("Read", bound="Message")
 MOST_ITEMS = 1024
 """Largest number of images, or prompts, of one request."""
+REQUEST_PIXELS = 256 * 1024 * 1024
+"""Largest number of pixels of a request's images together: those of `MOST_ITEMS` images of 512 x 512."""
 MOST_VALUES = 128 * MOST_ITEMS
 """Largest number of values of one message, nested ones included: no other thread runs while a parser makes them."""
 MOST_TOGETHER = 8 * MOST_ITEMS

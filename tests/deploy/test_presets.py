@@ -83,7 +83,7 @@ def test_their_prompts_ship_and_eight_gpus_are_enough(name: str) -> None:
     bundle = cluster.rollout.gpus + cluster.learner.gpus
     assert cluster.layout == "colocated"
     assert cluster.rollout_actors == cluster.learner.workers == 8
-    assert bundle + judges <= 1, "the scorer fits beside one of eight bundles"
+    assert 8 * bundle + judges <= 8, "the scorers fit beside the eight bundles"
     assert 2 * bundle > 1, "no two bundles fit on one GPU"
 
 
@@ -99,6 +99,7 @@ def test_what_differs_between_them() -> None:
     assert (klein.model.guidance, z_image.model.guidance, qwen.model.guidance) == (4.0, 5.0, 4.0)
     assert qwen.rewards == load_config("sd35_ocr").rewards
     assert qwen.cluster.offload
+    assert [each.negative for each in read_prompts(qwen.data, qwen.data.train)[:2]] == [" ", " "]
     assert (qwen.model.dtype, qwen.model.lora.rank, qwen.model.lora.alpha) == ("bfloat16", 64, 128)
     assert {name: reward.weight for name, reward in load_config("sd35_ocr").rewards.items()} == {
         "ocr": 0.8,

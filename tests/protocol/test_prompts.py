@@ -29,6 +29,14 @@ def test_a_text_file_holds_a_prompt_a_line_and_blank_lines_count(tmp_path: Path)
     assert prompts == [Prompt(index=0, text="a red circle"), Prompt(index=2, text="zwei blaue Würfel")]
 
 
+def test_prompts_without_a_negative_prompt_take_that_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "negative_prompt": ""}\n')
+    (tmp_path / "p.txt").write_text("c\n")
+    data = DataConfig(train="", heldout="", negative=" ")
+    found = [each for name in ("p.jsonl", "p.txt") for each in read_prompts(data, str(tmp_path / name))]
+    assert [each.negative for each in found] == [" ", "", " "]
+
+
 def test_a_json_line_gives_prompt_negative_and_metadata(tmp_path: Path) -> None:
     line = '{"prompt": "a cat", "negative_prompt": "dog", "tag": "colors", "include": [{"class": "cat"}]}\n'
     (prompt,) = read(written(tmp_path, "a.jsonl", line))

@@ -5,6 +5,7 @@ blob that fits no shape well (a smear, half a shape, two touching shapes) is not
 """
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import cv2
@@ -56,11 +57,12 @@ class ShapeDetector:
     colors: frozenset[str] = frozenset(PALETTE)
     """The colours that it can name."""
 
-    def detect(self, images: UInt8[np.ndarray, "B H W 3"]) -> list[list[Detection]]:
+    def detect(self, images: UInt8[np.ndarray, "B H W 3"], colored: Sequence[Set[str]] = ()) -> list[list[Detection]]:
         """Detect the shapes of each image.
 
         Args:
             images: uint8 images, one scene each.
+            colored: not used; every shape has its colour.
 
         Returns:
             One list for each image, best score first. Boxes are x0, y0, x1, y1 in pixels; a score is the overlap with
@@ -69,6 +71,7 @@ class ShapeDetector:
         Raises:
             ValueError: images is not a uint8 array [B, H, W, 3].
         """
+        del colored
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             kind = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
             raise ValueError(f"images must be a uint8 array, got {kind}: scale to 0-255 and convert")

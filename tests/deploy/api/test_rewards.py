@@ -234,6 +234,19 @@ def test_a_request_has_a_largest_number_of_images_even_when_nothing_waits(url: s
     assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["waiting"] == 0
 
 
+def test_a_request_has_a_largest_number_of_pixels_and_the_client_stays_below(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = build_scorer("remote", url=url, scorer="red", batch=5)
+    whole = remote.score(IMAGES, ["a"] * 5, [{}] * 5)
+    monkeypatch.setattr("deploy.api.rewards.REQUEST_PIXELS", 3 * 48)
+    refused = remote.score(IMAGES, ["a"] * 5, [{}] * 5)
+    assert not refused.valid.any()
+    assert "a request may have 144 pixels in all, got 240: send fewer at once" in refused.reasons[0]
+    monkeypatch.setattr("rewards.http.remote.REQUEST_PIXELS", 3 * 48)
+    np.testing.assert_array_equal(remote.score(IMAGES, ["a"] * 5, [{}] * 5).values, whole.values)
+
+
 def test_a_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The health of the service is answered while a body is being read."""
     begun, go_on = threading.Event(), threading.Event()

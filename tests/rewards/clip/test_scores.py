@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from transformers import CLIPModel
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from deploy.tools.evaluate import diversity_of
 from protocol.errors import ScorerError
@@ -37,7 +40,29 @@ def test_clip_score_is_two_and_a_half_cosines_and_never_negative(clip: Path, cos
 
 def test_hpsv2_is_the_cosine(clip: Path, cosines: np.ndarray) -> None:
     values = build_scorer("hpsv2", model=str(clip)).score(IMAGES, PROMPTS, [{}] * 5).values
-    np.testing.assert_allclose(values, cosines, atol=1e-5)
+    np.testing.assert_allclose(values, cosines, atol=1e-5)  # images of CLIP's own size are not resized
+
+
+@pytest.mark.parametrize("size", [(32, 50), (90, 31), (24, 20), (40, 40)])
+def test_hpsv2_fits_the_longer_side_and_pads_with_black(clip: Path, size: tuple[int, int]) -> None:
+    image = np.random.default_rng(4).integers(0, 256, (*size, 3), np.uint8)
+    height, width = (round(edge * 24 / max(size)) for edge in size)  # the tiny CLIP sees 24 pixels
+    square = np.zeros((24, 24, 3), np.float32)
+    down, left = (24 - height) // 2, (24 - width) // 2
+    for channel in range(3):  # Pillow resizes floats with the same kernel, without rounding
+        plane = Image.fromarray(image[..., channel].astype(np.float32) / 255)
+        resized = np.asarray(plane.resize((width, height), Image.Resampling.BICUBIC))
+        square[down : down + height, left : left + width, channel] = resized
+    features = ClipFeatures(str(clip), device="cpu")
+    pixels = (square - OPENAI_CLIP_MEAN) / OPENAI_CLIP_STD
+    model = CLIPModel.from_pretrained(clip).eval()
+    with torch.inference_mode():
+        found = model.get_image_features(torch.tensor(pixels, dtype=torch.float32).permute(2, 0, 1)[None])
+    unit = found.pooler_output[0].numpy() / np.linalg.norm(found.pooler_output)
+    value = build_scorer("hpsv2", model=str(clip)).score(image[None], ["rain"], [{}]).values[0]
+    assert value == pytest.approx(unit @ features.of_texts(["rain"])[0], abs=1e-5)
+    cut = features.cosines(image[None], ["rain"])[0]
+    assert size == (40, 40) or abs(value - cut) > 1e-3, "the middle square alone is another image"
 
 
 def test_hpsv2_must_be_told_where_its_weights_are() -> None:

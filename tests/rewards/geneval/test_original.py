@@ -117,5 +117,5 @@ def test_compat_changes_the_scorer_s_readings_and_its_range() -> None:
 class FourCats:
     """Sees four cats in every image."""
 
-    def detect(self, images):
+    def detect(self, images, colored):
         return [[seen("cat")] * 4 for _ in images]

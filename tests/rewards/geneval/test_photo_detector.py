@@ -8,51 +8,17 @@ import torch
 
 from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
-from rewards.geneval.photo_detector import COLORS, PhotoDetector, instances
+from rewards.geneval.photo_detector import COLORS, MOST_INSTANCES, PhotoDetector, instances, prepared
 from rewards.scorer import build_scorer
-from tests.support.worlds.clips import write_clip
+from tests.support.worlds.clips import write_clip, write_segmenter
 
 BIG = 20.0
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny random Mask2Former with four COCO classes, and a tiny CLIP."""
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
-    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
-
     folder = tmp_path_factory.mktemp("weights")
-    backbone = SwinConfig(
-        image_size=64,
-        patch_size=4,
-        embed_dim=8,
-        depths=[1, 1, 1, 1],
-        num_heads=[1, 1, 2, 2],
-        window_size=4,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
-    names = {0: "person", 1: "motorbike", 2: "keyboard", 3: "dog"}
-    config = Mask2FormerConfig(
-        backbone_config=backbone,
-        feature_size=32,
-        mask_feature_size=32,
-        hidden_dim=32,
-        encoder_feedforward_dim=32,
-        dim_feedforward=32,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_attention_heads=2,
-        num_queries=6,
-        id2label=names,
-        label2id={name: index for index, name in names.items()},
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = Mask2FormerForUniversalSegmentation(config)
-        torch.nn.init.normal_(model.class_predictor.weight, std=2.0)
-    model.save_pretrained(folder / "segmenter")
-    Mask2FormerImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(folder / "segmenter")
-    return folder / "segmenter", write_clip(folder / "clip")
+    return write_segmenter(folder / "segmenter"), write_clip(folder / "clip")
 
 
 def test_instances_are_the_masks_extents_with_class_and_mask_confidence_multiplied() -> None:
@@ -87,7 +53,7 @@ def test_the_whole_path_runs_on_random_weights_and_obeys_its_limits(weights: tup
     images = np.random.default_rng(1).integers(0, 256, (2, 48, 60, 3), np.uint8)
     detector = PhotoDetector(model=str(segmenter), clip=str(clip), threshold=0.05, per_class=2)
     assert detector.labels == {"person", "motorcycle", "computer keyboard", "dog"}
-    found = detector.detect(images)
+    found = detector.detect(images, [detector.labels] * 2)
     assert all(found), "random weights with a low threshold must find something"
     for objects in found:
         assert [item.score for item in objects] == sorted((item.score for item in objects), reverse=True)
@@ -96,8 +62,89 @@ def test_the_whole_path_runs_on_random_weights_and_obeys_its_limits(weights: tup
             x0, y0, x1, y1 = item.box
             assert 0 <= x0 < x1 <= 60 and 0 <= y0 < y1 <= 48
             assert item.color in COLORS and item.score > 0.05
-    again = detector.detect(images[1:])
-    assert again == found[1:], "what is found in an image must not depend on its neighbours"
+    assert detector.detect(images[1:], [detector.labels]) == found[1:], "neighbours must not matter"
+
+
+def test_colours_are_named_only_where_a_prompt_asks_for_them(
+    weights: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segmenter, clip = weights
+    images = np.random.default_rng(1).integers(0, 256, (3, 48, 60, 3), np.uint8)
+    detector = PhotoDetector(model=str(segmenter), clip=str(clip), threshold=0.05)
+    plain = detector.detect(images, [frozenset()] * 3)
+    assert "_clip" not in vars(detector), "the CLIP is not even loaded"
+    label = plain[1][0].label
+    some = detector.detect(images, [frozenset(), {label}, frozenset()])
+    assert [[item.color in COLORS for item in found] for found in some] == [
+        [row == 1 and item.label == label for item in found] for row, found in enumerate(plain)
+    ]
+    monkeypatch.setattr(PhotoDetector, "_forward", 2)  # as on a GPU; the last batch is filled up
+    for found, alone in zip(detector.detect(images, [frozenset(), {label}, frozenset()]), some, strict=True):
+        assert [(item.label, item.color, item.box) for item in found] == [
+            (item.label, item.color, item.box) for item in alone
+        ]
+        assert [item.score for item in found] == pytest.approx([item.score for item in alone], abs=1e-5)
+
+
+def test_pixels_are_those_of_the_model_s_own_processor(weights: tuple[Path, Path]) -> None:
+    segmenter, clip = weights
+    images = np.random.default_rng(2).integers(0, 256, (2, 50, 130, 3), np.uint8)
+    processor = PhotoDetector(model=str(segmenter), clip=str(clip))._segmenter[1]
+    processor.pad_size = {"height": 96, "width": 160}
+    expected = processor(images=list(images), return_tensors="pt")
+    pixels, pixel_mask = prepared(processor, images, "cpu")
+    assert expected.pixel_mask.float().mean() < 1, "there is padding"
+    torch.testing.assert_close(pixels, expected.pixel_values, rtol=0, atol=1e-6)
+    torch.testing.assert_close(pixel_mask, expected.pixel_mask)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.3, 0.9])
+def test_only_queries_above_the_threshold_are_interpolated_and_nothing_else_changes(threshold: float) -> None:
+    draw = torch.Generator().manual_seed(int(100 * threshold))
+    for _ in range(100):
+        case = random_case(draw)
+        found, expected = (of(**case, threshold=threshold) for of in (instances, instances_of_all_queries))
+        assert [(item.label, item.box) for item in found] == [(label, box) for label, _, box, _ in expected]
+        assert [item.score for item in found] == pytest.approx([score for _, score, _, _ in expected], abs=1e-6)
+        assert all(np.array_equal(item.mask, each[3]) for item, each in zip(found, expected, strict=True))
+
+
+def random_case(draw: torch.Generator) -> dict:
+    """Logits of 1 to 30 queries and 1 to 8 classes, most of them sure; masks are blobs, some are empty."""
+    queries, classes, height, width, low = (
+        int(torch.randint(1, most, (), generator=draw)) for most in (31, 9, 40, 40, 9)
+    )
+    height, width = height + 8, width + 8
+    coarse = torch.randn(1, queries, low, low, generator=draw) * 6 - 2
+    pixel_mask = torch.zeros(height, width, dtype=torch.long)
+    pixel_mask[: height - int(torch.randint(0, 5, (), generator=draw)), : width - low // 2] = 1
+    return {
+        "class_logits": torch.randn(queries, classes + 1, generator=draw) * 4,
+        "mask_logits": torch.nn.functional.interpolate(coarse, size=(height // 4 + 1, width // 4 + 1), mode="bicubic")[
+            0
+        ],
+        "pixel_mask": pixel_mask,
+        "size": (height + low, 2 * width - low),
+    }
+
+
+def instances_of_all_queries(class_logits, mask_logits, *, pixel_mask, size, threshold) -> list[tuple]:
+    """The formula of `instances` as transformers computes it: every query is interpolated, then most are dropped."""
+    classes = class_logits.shape[-1] - 1
+    shares = class_logits.softmax(-1)[:, :-1].flatten()
+    best = shares.topk(min(MOST_INSTANCES, len(shares))).indices
+    padded = torch.nn.functional.interpolate(mask_logits[None], size=tuple(pixel_mask.shape), mode="bilinear")[0]
+    rows, columns = int(pixel_mask[:, 0].sum()), int(pixel_mask[0].sum())
+    full = torch.nn.functional.interpolate(padded[None, :, :rows, :columns], size=size, mode="bilinear")[0]
+    found = []
+    for index in best.tolist():
+        inside = full[index // classes] > 0
+        score = float(shares[index] * full[index // classes].sigmoid()[inside].mean())
+        if inside.any() and shares[index] > threshold and score > threshold:
+            ys, xs = inside.nonzero(as_tuple=True)
+            box = (int(xs.min()), int(ys.min()), int(xs.max()) + 1, int(ys.max()) + 1)
+            found.append((index % classes, score, box, inside))
+    return sorted(found, key=lambda item: -item[1])
 
 
 def test_prompts_that_ask_for_what_the_detector_does_not_know_are_refused(weights: tuple[Path, Path]) -> None:

@@ -24,28 +24,28 @@ LINE = {"tag": "two_object", "include": [{"class": "circle", "count": 1}, {"clas
 class PixelDetector:
     """Finds as many of (circle, square) as the first pixel's red value says."""
 
-    def detect(self, images: np.ndarray) -> list[list[Detection]]:
+    def detect(self, images: np.ndarray, colored: Any) -> list[list[Detection]]:
         return [[CIRCLE, SQUARE][: image[0, 0, 0]] for image in images]
 
 
 class BlindDetector:
     """Cannot look."""
 
-    def detect(self, images: np.ndarray) -> list[list[Detection]]:
+    def detect(self, images: np.ndarray, colored: Any) -> list[list[Detection]]:
         raise RuntimeError("no\n  memory")
 
 
 class ForgetfulDetector:
     """Forgets the last image."""
 
-    def detect(self, images: np.ndarray) -> list[list[Detection]]:
+    def detect(self, images: np.ndarray, colored: Any) -> list[list[Detection]]:
         return [[] for _ in images[1:]]
 
 
 class InsideOutDetector:
     """Gives boxes with their corners exchanged."""
 
-    def detect(self, images: np.ndarray) -> list[list[Detection]]:
+    def detect(self, images: np.ndarray, colored: Any) -> list[list[Detection]]:
         return [[Detection(label="circle", color=None, box=(9, 0, 1, 5), score=1.0)] for _ in images]
 
 

@@ -51,6 +51,45 @@ def write_clip(folder: Path, *, seed: int = 3, size: int = SIZE, hidden_act: str
     return folder
 
 
+def write_segmenter(folder: Path) -> Path:
+    """A tiny random Mask2Former with four COCO classes, and its image processor."""
+    import torch
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+
+    backbone = SwinConfig(
+        image_size=64,
+        patch_size=4,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    names = {0: "person", 1: "motorbike", 2: "keyboard", 3: "dog"}
+    config = Mask2FormerConfig(
+        backbone_config=backbone,
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=32,
+        dim_feedforward=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=6,
+        id2label=names,
+        label2id={name: index for index, name in names.items()},
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Mask2FormerForUniversalSegmentation(config)
+        torch.nn.init.normal_(model.class_predictor.weight, std=2.0)
+    model.save_pretrained(folder)
+    Mask2FormerImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(folder)
+    return folder
+
+
 def letters_tokenizer() -> Any:
     """A byte-pair tokenizer of letters without merges, so that any text is legal."""
     from transformers import CLIPTokenizer
