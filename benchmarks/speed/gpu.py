@@ -38,7 +38,7 @@ from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
 from deploy.tools.measure import find_card
-from deploy.tools.memory import roles_of
+from deploy.tools.plan import memory_lines
 from flow.adapter.lora import Lora
 from flow.device import computing
 from flow.maths.noise import normal
@@ -383,7 +383,7 @@ def main(
     )
     if is_estimate:
         found = estimate(setup)
-        for line in (*found.lines(), *(role.line() for role in roles_of(config_of(setup), found))):
+        for line in (*found.lines(), *memory_lines(config_of(setup), found)):
             Console().print(line, soft_wrap=True)
         return
     if words and not iterations:

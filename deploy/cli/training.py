@@ -53,7 +53,7 @@ def train(
     card: Annotated[
         str | None,
         typer.Option(
-            help="With --dry-run: a GPU such as H100. 25 % of its bf16 peak is used as --tflops, and its memory must"
+            help="With --dry-run: a GPU such as H100. 20 % of its bf16 peak is used as --tflops, and its memory must"
             " hold each role."
         ),
     ] = None,
@@ -153,10 +153,9 @@ def _dry_run(
         read_inputs,
         reward_problems,
     )
-    from deploy.tools.balance import balance_lines
     from deploy.tools.estimate import estimate
-    from deploy.tools.memory import fit_problems, roles_of
-    from deploy.tools.scoring import scoring_lines
+    from deploy.tools.memory import fit_problems
+    from deploy.tools.plan import plan_lines
     from flow.models.folder import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
@@ -178,9 +177,7 @@ def _dry_run(
     if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     found = estimate(config, prompts=len(prompts) + len(heldout))
-    memory = (each.line() for each in roles_of(config, found))
-    scoring = scoring_lines(config, found, tflops=tflops) if tflops else ()
-    for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops), *scoring):
+    for line in plan_lines(config, found, prompts=len(prompts), heldout=len(heldout), tflops=tflops):
         typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),

@@ -240,32 +240,18 @@ def gpu_memory(question: Question) -> Iterator[Finding]:
         return
     from deploy.tools.estimate import estimate
     from deploy.tools.measure import measure
-<<<<<<< HEAD
     from deploy.tools.memory import fit_problems
-=======
-    from deploy.tools.memory import fit_problems, roles_of
     from deploy.tools.scoring import measured_lines
->>>>>>> scorers
     from flow.models.folder import completed_for_estimate
 
     try:
         config = completed_for_estimate(question.config)[0]
         found = estimate(config)
-<<<<<<< HEAD
         if problem := next(fit_problems(config, found), None):
             yield _split("bad", "gpu memory", problem)
         if question.measures:
-            yield Finding("ok", "speed", "; ".join(measure(config, found.evaluations).lines()))
-=======
-        for line in (*found.lines(), *(each.line() for each in roles_of(config, found))):
-            yield Finding("ok", "cost", line)
-        for problem in fit_problems(config, found):
-            what, _, remedy = str(problem).rpartition(": ")
-            yield Finding("bad", "gpu memory", what, remedy)
-        if question.measures:
-            for line in chain(measure(config, found.evaluations).lines(), measured_lines(config, found)):
-                yield Finding("ok", "speed", line)
->>>>>>> scorers
+            lines = chain(measure(config, found.evaluations).lines(), measured_lines(config, found))
+            yield Finding("ok", "speed", "; ".join(lines))
     except InputError as error:  # `preset_can_run` reports a preset that cannot be estimated
         if question.measures:
             yield Finding("bad", "speed", str(error), "see this line")

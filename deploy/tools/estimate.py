@@ -56,7 +56,7 @@ class Evaluations:
     gradient_rows: int
     """Rows of the learner's largest forward and backward."""
     forward_flops: float
-    """Operations of one evaluation, by torch's count."""
+    """Operations of one evaluation."""
     gradient_flops: float
     """Operations of one evaluation and its backward."""
     image_flops: float = 0.0
@@ -84,24 +84,23 @@ class Estimate:
     """Most images of a shard."""
     trajectories: int = 0
     """Bytes of a shard's trajectories when they are sent."""
+    embedding: int = 0
+    """Most bytes of one prompt's embeddings."""
+    evaluation_flops: float = 0.0
+    """Operations for one image of an evaluation, with its decoding."""
 
     def lines(self) -> Iterator[str]:
         """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
-            f"an iteration rolls out {counts.trajectories} trajectories and scores {counts.images} images; for this the"
-            f" transformer makes {counts.rollout} forwards (a forward: one latent goes through it once)"
+            f"an iteration rolls out {counts.trajectories:,} trajectories and scores {counts.images:,} images; for this"
+            f" the transformer makes {counts.rollout:,} forwards (a forward: one latent goes through it once)"
         )
         yield (
-            f"then the learner trains on at most {counts.pairs} denoising steps of these trajectories; this costs as"
-            f" much as {counts.learner} forwards"
+            f"then the learner trains on at most {counts.pairs:,} denoising steps of these trajectories; this costs as"
+            f" much as {counts.learner:,} forwards"
         )
         yield f"the adapter (LoRA) has {self.trained / 1e6:.2f} million numbers to train"
-        if self.shared:
-            yield (
-                "a rollout actor and a learner worker share one GPU (cluster.layout=colocated); together they take"
-                f" about {self.shared / GIB:.1f} GiB of it at the peak"
-            )
 
 
 def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
@@ -159,7 +158,7 @@ def estimate_of(
         backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
-        shown = _evaluation_peaks(config, backbone, shard)
+        shown = _evaluation_costs(config, backbone, shard, (forward, decoding))
     counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
     points = counts.images - counts.trajectories if tiny and config.scores_points else 0
     decoding_flops = (counts.images - points) * decoding.flops + points * sum(each.flops for each in tiny)
@@ -179,7 +178,7 @@ def estimate_of(
         "largest step": max(
             forward.peak + apart + shard.held_forward,
             *(each.peak + shard.held_decoding for each in (decoding, *tiny)),
-            *shown,
+            *(each.peak for each in shown),
         ),
     }
     learner = {
@@ -202,6 +201,8 @@ def estimate_of(
         image=decoding.numbers,
         images=shard.images,
         trajectories=shard.trajectories,
+        embedding=embedding,
+        evaluation_flops=config.evaluation.steps * rows * shown[0].flops + shown[1].flops,
     )
 
 
@@ -424,7 +425,7 @@ class PassCost:
     peak: int
     """Peak of the memory in bytes, without the weights."""
     flops: float
-    """Operations of one row, or of one image, by torch's count."""
+    """Operations of one row, or of one image."""
     numbers: int = 0
     """Numbers of one decoded image."""
 
@@ -457,7 +458,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     """Count memory and operations of one forward, or of one forward with its backward.
 
     The frozen weights get no gradients, so forward and backward of a LoRA cost about 2 forwards, and about 3 with
-    checkpointing. torch does not count the operations of its fused attention on a CPU, so the count is too low.
+    checkpointing.
 
     Args:
         backbone: the model, with its adapter.
@@ -473,15 +474,17 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     return PassCost(peak=meter.peak, flops=meter.flops / rows)
 
 
-def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts) -> list[int]:
-    """Return the peak bytes of a forward and of a decoding in an evaluation if they may exceed those of a shard."""
+def _evaluation_costs(
+    config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts, training: tuple[PassCost, PassCost]
+) -> tuple[PassCost, PassCost]:
+    """Return the costs of a forward and of a decoding in an evaluation; those of `training` if it is no larger."""
     batch, model = config.evaluation.batch, config.model
     rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
-        return []
+        return training
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
     forward = pass_cost(sized, model.rows * rows, has_gradient=False)
-    return [forward.peak, _decoding_cost(config, sized, images).peak]
+    return forward, _decoding_cost(config, sized, images)
 
 
 @torch.no_grad()

@@ -66,13 +66,14 @@ def scorers(where: Where) -> Iterator[Figures]:
 def _detector(segmenter: Path, clip: Path, images: np.ndarray, device: str) -> Figures:
     """Measure it with a threshold at which the random model finds `OBJECTS` objects in the first image."""
     paths = {"model": str(segmenter), "clip": str(clip), "device": device}
-    (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1])
+    (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1], [set()])
     scores = sorted((each.score for each in all_found), reverse=True)
     detector = PhotoDetector(**paths, threshold=scores[min(OBJECTS, len(scores) - 1)])
-    figures = {"objects an image": sum(map(len, detector.detect(images))) / len(images)}
+    plain: list[set[str]] = [set()] * len(images)  # no colours are asked for
+    figures = {"objects an image": sum(map(len, detector.detect(images, plain))) / len(images)}
     for count in (1, 16):
         part = images[:count]
-        figures[f"images/s of {count}"] = count / seconds_of(lambda part=part: detector.detect(part), rounds=1)
+        figures[f"images/s of {count}"] = count / seconds_of(lambda part=part: detector.detect(part, plain), rounds=1)
     return figures
 
 

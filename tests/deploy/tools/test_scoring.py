@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from deploy.presets import load_config
-from deploy.tools.balance import advice
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard, estimate
 from deploy.tools.measure import assumed_tflops
-from deploy.tools.scoring import measured_lines, scoring_lines, seconds_of
+from deploy.tools.plan import plan_of
+from deploy.tools.scoring import measured_lines, scoring_of, seconds_of
 from protocol.config.run import RunConfig
 from rewards.scores import judged
 
@@ -40,8 +40,7 @@ def sd35() -> Estimate:
 def test_scoring_takes_at_most_a_tenth_of_an_iteration_of_the_sd35_presets(sd35: Estimate) -> None:
     configs = [load_config(f"sd35_{name}") for name in ("pickscore", "geneval", "ocr")]
     assert sd35.evaluations.images == 9264
-    (line,) = [line for line in advice(configs[0], sd35.evaluations, tflops=RATE) if "an iteration takes" in line]
-    iteration = float(line.partition("an iteration takes ")[2].split()[0])
+    iteration = plan_of(configs[0], sd35, heldout=0, tflops=RATE).iteration
     for config in configs:
         same = ("group", "sampling", "completion", "credit", "learner")
         assert all(getattr(config, section) == getattr(configs[0], section) for section in same)
@@ -56,12 +55,9 @@ def test_seconds_are_those_of_the_actors_cpus_and_of_the_gpus_that_they_share(sd
     found = replace(sd35, evaluations=replace(sd35.evaluations, images=1000))
     # 1,000 images of 3.5 ms on two CPUs, and of 0.335 TFLOP at half of 100 TFLOP/s on two GPUs
     assert seconds_of(config, config.rewards["pickscore"], found, tflops=100) == pytest.approx(1.75 + 3.35)
-    assert list(scoring_lines(config, found, tflops=100)) == [
-        "scoring, reward pickscore: 2 reward actors need 5.1 s for 1000 images"
-    ]
     for override in ("rewards.pickscore.args={model: mine}", "rewards.pickscore.gpus=0"):
-        (line,) = scoring_lines(load_config("sd35_pickscore", overrides=[override]), found, tflops=100)
-        assert "not in the table" in line
+        own = load_config("sd35_pickscore", overrides=[override])
+        assert scoring_of(own, found, tflops=100) == {"pickscore": None}, "not in the table"
 
 
 class Mean:
