@@ -3,7 +3,7 @@
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,14 @@ import typer
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
 from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
-from deploy.presets import load_config
+from deploy.presets import METHOD, load_config
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
 
+COMPARED = ("flow_grpo_fast", "stepwise")
+"""Methods that a dry run compares the run with: the published baseline, whose other keys it lists, and the paper's."""
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 
 
@@ -68,7 +70,8 @@ def train(
     rate = _rate(tflops, card)
     if is_dry:
         source_run = fork and placed(fork)
-        _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=rate, card=card)
+        others = _by_method(source, words) if rate else {}
+        _dry_run(config, folder, others=others, fork=source_run, is_local=is_local, tflops=rate, card=card)
         return
     if rate:
         raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
@@ -132,10 +135,24 @@ def _rate(tflops: float | None, card: str | None) -> float | None:
     return assumed_tflops(card) if card else tflops
 
 
+def _by_method(source: str | Path, words: Sequence[str]) -> "dict[str, RunConfig]":
+    """Return the config with each method of `COMPARED`, if it can be laid over it."""
+    found = {}
+    for name in COMPARED:
+        try:
+            found[name] = load_config(
+                source, overrides=[*(word for word in words if word.partition("=")[0] != METHOD), f"{METHOD}={name}"]
+            )
+        except ConfigError as error:
+            typer.echo(f"note: the estimate leaves out method={name}: {error}")
+    return found
+
+
 def _dry_run(
     config: "RunConfig",
     run: Path | None,
     *,
+    others: "Mapping[str, RunConfig]",
     fork: Path | None,
     is_local: bool,
     tflops: float | None,
@@ -155,7 +172,7 @@ def _dry_run(
     )
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems
-    from deploy.tools.plan import plan_lines
+    from deploy.tools.plan import difference_lines, method_lines, plan_lines
     from flow.models.folder import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
@@ -179,6 +196,15 @@ def _dry_run(
     found = estimate(config, prompts=len(prompts) + len(heldout))
     for line in plan_lines(config, found, prompts=len(prompts), heldout=len(heldout), tflops=tflops):
         typer.echo(line)
+    same = {name: other.model_copy(update={"model": config.model}) for name, other in others.items()}
+    if tflops and same:
+        typer.echo("")
+        for line in method_lines(config, found, same, heldout=len(heldout), tflops=tflops):
+            typer.echo(line)
+    for name, other in list(same.items())[:1]:
+        typer.echo("")
+        for line in difference_lines(config, name, other):
+            typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),

@@ -6,7 +6,7 @@ forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ class Evaluations:
     """Operations of one evaluation and its backward."""
     image_flops: float = 0.0
     """Operations of the VAE for one image; 0 if decoding was not counted."""
+    point_flops: float = 0.0
+    """Operations to decode a completed point, by the tiny decoder if there is one."""
     decoding_flops: float = 0.0
     """Operations for all decoded images, including those of a tiny decoder."""
 
@@ -88,6 +90,8 @@ class Estimate:
     """Most bytes of one prompt's embeddings."""
     evaluation_flops: float = 0.0
     """Operations for one image of an evaluation, with its decoding."""
+    backbone: PipelineBackbone | None = field(default=None, compare=False, repr=False)
+    """The model without weights that was estimated; `recounted` needs its schedule."""
 
     def lines(self) -> Iterator[str]:
         """Yield the estimate as lines of text."""
@@ -159,10 +163,14 @@ def estimate_of(
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
         shown = _evaluation_costs(config, backbone, shard, (forward, decoding))
-    counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
-    points = counts.images - counts.trajectories if tiny and config.scores_points else 0
-    decoding_flops = (counts.images - points) * decoding.flops + points * sum(each.flops for each in tiny)
-    counts = replace(counts, image_flops=decoding.flops, decoding_flops=decoding_flops)
+    counts = count_evaluations(
+        config,
+        shard,
+        forward=forward.flops,
+        gradient=backward.flops / forward.flops,
+        image=decoding.flops,
+        point=tiny[0].flops if tiny else decoding.flops,
+    )
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -202,8 +210,34 @@ def estimate_of(
         images=shard.images,
         trajectories=shard.trajectories,
         embedding=embedding,
+        backbone=backbone,
         evaluation_flops=config.evaluation.steps * rows * shown[0].flops + shown[1].flops,
     )
+
+
+def recounted(config: RunConfig, found: Estimate) -> Estimate:
+    """Count the evaluations of another config of the same model and image size; its memory is not estimated.
+
+    Args:
+        config: the other config.
+        found: estimate of the first config, by `estimate`.
+
+    Returns:
+        The first estimate with the other config's counts.
+    """
+    assert found.backbone is not None
+    counts = found.evaluations
+    gradient = counts.gradient_flops / counts.forward_flops
+    shard = count_shard(config, found.backbone)
+    again = count_evaluations(
+        config,
+        shard,
+        forward=counts.forward_flops,
+        gradient=gradient,
+        image=counts.image_flops,
+        point=counts.point_flops,
+    )
+    return replace(found, evaluations=again)
 
 
 def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
@@ -318,7 +352,9 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
         yield rows, rows if config.is_forward else math.ceil(rows / policy.alike(k, explored, rows))
 
 
-def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
+def count_evaluations(
+    config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
+) -> Evaluations:
     """Compute the counts of an iteration from those of a shard.
 
     Args:
@@ -326,6 +362,8 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         shard: counts from `count_shard`.
         forward: operations of one evaluation, from `pass_cost`.
         gradient: cost of the forward and backward of one pair as a number of forwards, from `pass_cost`.
+        image: operations to decode a finished image.
+        point: operations to decode a completed point.
 
     Returns:
         The counts of one iteration.
@@ -338,15 +376,21 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"
     each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
+    trajectories = shards * config.group.shard
+    images = groups * shard.images + (shards - groups) * shard.later_images
+    points = images - trajectories if config.scores_points else 0
     return Evaluations(
-        trajectories=shards * config.group.shard,
+        trajectories=trajectories,
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
-        images=groups * shard.images + (shards - groups) * shard.later_images,
+        images=images,
         pairs=pairs,
         learner=round(states * config.model.rows * each),
         gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
+        image_flops=image,
+        point_flops=point,
+        decoding_flops=(images - points) * image + points * point,
     )
 
 

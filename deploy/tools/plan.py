@@ -5,11 +5,11 @@ scoring adds only what it takes longer than the images take. A whole iteration h
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.balance import balance_line, balance_of
-from deploy.tools.estimate import GIB, Estimate
+from deploy.tools.estimate import GIB, Estimate, recounted
 from deploy.tools.memory import MIB, RoleMemory, roles_of
 from deploy.tools.scoring import scoring_of
 from protocol.config.run import RunConfig
@@ -145,12 +145,12 @@ def memory_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
             )
         )
     if found.shared:
-        rows.append(
-            ("a GPU with both sides", f"{config.cluster.rollout_actors}", size_text(found.shared), "", "cluster.layout")
-        )
+        rows.append(("a GPU with both sides", f"{config.cluster.rollout_actors}", size_text(found.shared), "", ""))
     nodes, host = node_of(config, roles)
-    rows.append(("a node", f"{nodes}", "", size_text(host), f"at most {GPUS_OF_A_NODE} GPUs each; the driver's node"))
-    yield from aligned(rows)
+    rows.append(
+        ("a node", f"{nodes}", "", size_text(host), f"with at most {GPUS_OF_A_NODE} GPUs, the driver beside them")
+    )
+    yield from aligned(rows, words=(0, 4))
 
 
 def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
@@ -190,14 +190,49 @@ def time_lines(config: RunConfig, plan: Plan, *, tflops: float) -> Iterator[str]
     yield f"the run: {plan.iterations:,} iterations, {images:,} images to learn from, {time_text(plan.wall)}{hours}"
 
 
-def aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Write rows of cells as lines with columns; every column but the first and the last is aligned to the right."""
+def method_lines(
+    config: RunConfig, found: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
+) -> Iterator[str]:
+    """Compare the cost of a run with that of other methods at the same scale.
+
+    Args:
+        config: config of the run.
+        found: estimate of the same config.
+        others: the config with another method, by the method's name.
+        heldout: number of held-out prompts.
+        tflops: see `plan_of`.
+
+    Yields:
+        Lines of text.
+    """
+    rows = [("the run by other methods", "images scored", "an iteration", "GPU-hours")]
+    for name, other in {"as configured": config, **others}.items():
+        counted = found if other is config else recounted(other, found)
+        plan = plan_of(other, counted, heldout=heldout, tflops=tflops)
+        scored, hours = f"{counted.evaluations.images:,}", f"{plan.gpu_hours:,.0f}"
+        rows.append((f"  {name}", scored, f"{plan.iteration:,.1f} s", hours))
+    yield from aligned(rows)
+
+
+def difference_lines(config: RunConfig, name: str, other: RunConfig) -> Iterator[str]:
+    """List the keys in which a config differs from the same one with another method."""
+    mine, theirs = config.flat_fields(), other.flat_fields()
+    rows = [("key", "here", f"with method={name}")]
+    rows += [
+        (key, *("none" if value is None else str(value) for value in (mine.get(key), theirs.get(key))))
+        for key in sorted(mine.keys() | theirs.keys())
+        if mine.get(key) != theirs.get(key)
+    ]
+    yield from aligned(rows, words=(0, 1, 2))
+
+
+def aligned(rows: Iterable[Sequence[str]], *, words: Collection[int] = (0,)) -> Iterator[str]:
+    """Write rows of cells as lines; the columns of numbers are aligned to the right, those in `words` to the left."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    last = len(widths) - 1
     for row in rows:
         cells = [
-            cell.ljust(width) if index == 0 or (index == last and last > 1) else cell.rjust(width)
+            cell.ljust(width) if index in words else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
