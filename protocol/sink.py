@@ -22,6 +22,7 @@ CONDITIONS = {
     "PageServed": "The page of the run is served on loopback.",
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
+    "PromptsEnough": "Training draws each prompt 20 times at most. Otherwise the model may learn the prompts by heart.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
     "SameVersions": "The library versions are those of the checkpoint. Otherwise results may round differently.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",

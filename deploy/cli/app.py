@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
+from deploy.cli import checks, configs, jobs, models, prompts, reports, rewards, status, training
 from deploy.run.unfinished import end_process_if_left
 from flowcredit.start import STOPPED, VERSION
 from protocol.errors import FlowcreditError, InputError, reason_of
@@ -35,6 +35,7 @@ COMMANDS = {
     "presets": (configs.presets, ""),
     "methods": (configs.methods, "--json"),
     "scorers": (rewards.scorers, ""),
+    "prompts": (prompts.prompts, "geneval --count 50000 --seed 0 --out geneval.jsonl"),
     "serve": (status.serve, "runs"),
     "status": (status.status, "runs/mine --watch"),
     "pause": (status.pause, "runs/mine"),

@@ -15,6 +15,9 @@ from protocol.messages import Prompt
 from protocol.prompts import overlap, read_prompts
 from rewards.scorer import check_prompts, components_of, require_ready
 
+MOST_DRAWS = 20
+"""Draws of each training prompt in a run above which the run warns."""
+
 
 def check_inputs(config: RunConfig, *, is_local: bool) -> tuple[list[Prompt], list[Prompt]]:
     """Check model folder, trackers, prompt files and scorers; return train and held-out prompts.
@@ -142,6 +145,14 @@ def concerns(config: RunConfig, prompts: Sequence[Prompt], heldout: Sequence[Pro
 
     if both := overlap(prompts, heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
+    different = len({prompt.text for prompt in prompts})
+    draws = config.iterations * config.group.per_iteration / max(1, different)
+    if draws > MOST_DRAWS:
+        yield (
+            "PromptsEnough",
+            f"each of the {different} training prompts is drawn {draws:,.0f} times, so the model may learn them by"
+            " heart: give data.train more prompts, such as those of `flowcredit prompts` (docs/prompts.md)",
+        )
     model = config.model
     if sign := distilled_by(model):
         yield (
