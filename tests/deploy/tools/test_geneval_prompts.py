@@ -27,9 +27,8 @@ FORMS = {
 def test_the_six_tasks_have_the_published_shares() -> None:
     assert set(TASKS) == set(SHARES) == set(TAGS)
     assert len(set(CLASSES)) == 80
-    assert quotas(50_000) == {
-        "position": 20588, "counting": 14706, "color_attr": 8824, "colors": 2941, "two_object": 2941, "single_object": 0,
-    }  # fmt: skip
+    assert tuple(SHARES) == ("position", "counting", "color_attr", "colors", "two_object", "single_object")
+    assert tuple(quotas(50_000).values()) == (20588, 14706, 8824, 2941, 2941, 0)
     assert [sum(quotas(count).values()) for count in (1, 2, 17, 1001)] == [1, 2, 17, 1001]
     assert Counter(line["tag"] for line in geneval_prompts(170, seed=1)) == {
         "position": 70, "counting": 50, "color_attr": 30, "colors": 10, "two_object": 10,

@@ -22,32 +22,33 @@ Config = Callable[..., RunConfig]
 RATE = assumed_tflops("H100")
 
 
-@pytest.fixture(scope="module")
-def sd35() -> Estimate:
-    """The counts of `train sd35_pickscore --dry-run`, without its memory."""
-    config = load_config("sd35_pickscore")
+def counted(config: RunConfig) -> Estimate:
+    """The counts of SD3.5-Medium's dry run, without its memory."""
 
     def sigmas(steps: int) -> torch.Tensor:
         even = torch.linspace(1, 1e-3, steps)
         return torch.cat([3 * even / (1 + 2 * even), torch.zeros(1)])  # SD3.5 has a shift of 3
 
     shapes: Any = SimpleNamespace(latent_shape=(16, 64, 64), sigmas=sigmas, tiny_decoder=None)
-    counts = count_evaluations(config, count_shard(config, shapes), forward=1.93e12, gradient=2.0)
-    counts = replace(counts, decoding_flops=counts.images * 2.47e12)
+    shard = count_shard(config, shapes)
+    counts = count_evaluations(config, shard, forward=2.24e12, gradient=2.2, image=2.5e12, point=2.5e12)
     return Estimate(evaluations=counts, rollout={}, learner={}, trained=0, image=512 * 512 * 3)
 
 
-def test_scoring_takes_at_most_a_tenth_of_an_iteration_of_the_sd35_presets(sd35: Estimate) -> None:
-    configs = [load_config(f"sd35_{name}") for name in ("pickscore", "geneval", "ocr")]
-    assert sd35.evaluations.images == 9264
-    iteration = plan_of(configs[0], sd35, heldout=0, tflops=RATE).iteration
-    for config in configs:
-        same = ("group", "sampling", "completion", "credit", "learner")
-        assert all(getattr(config, section) == getattr(configs[0], section) for section in same)
-        assert config.model == configs[0].model
-        for reward in config.rewards.values():
-            seconds = seconds_of(config, reward, sd35, tflops=RATE)
-            assert seconds is not None and seconds < 0.1 * iteration
+@pytest.fixture(scope="module")
+def sd35() -> Estimate:
+    return counted(load_config("sd35_pickscore"))
+
+
+@pytest.mark.parametrize("name", ["pickscore", "geneval", "ocr"])
+def test_scoring_takes_at_most_a_tenth_of_an_iteration_of_the_sd35_presets(name: str) -> None:
+    config = load_config(f"sd35_{name}")
+    found = counted(config)
+    assert found.evaluations.images == 1152
+    iteration = plan_of(config, found, heldout=0, tflops=RATE).iteration
+    for reward in config.rewards.values():
+        seconds = seconds_of(config, reward, found, tflops=RATE)
+        assert seconds is not None and seconds < 0.1 * iteration
 
 
 def test_seconds_are_those_of_the_actors_cpus_and_of_the_gpus_that_they_share(sd35: Estimate) -> None:
