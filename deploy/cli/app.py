@@ -44,6 +44,7 @@ COMMANDS = {
     "scale": (status.scale, "runs/mine rollout 3"),
     "stop": (status.stop, "runs/mine"),
     "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
+    "evidence": (reports.evidence, "runs/mine --out evidence --device '8 x H100'"),
     "compare": (reports.compare, "runs/mine runs/other"),
     "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
     "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
