@@ -19,6 +19,7 @@ from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from deploy.run.warm.workers import warm_python
 from flow.models.folder import completed
+from learner.loop.groups import drawn_prompts
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
@@ -174,7 +175,9 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
             from actors.rewards.readiness import require_ready_on_ray
 
             await require_ready_on_ray(config)
-        await encode_ahead(config, prepared.all_prompts, is_local=prepared.is_local, say=progress.say)
+        groups = config.iterations * config.group.per_iteration
+        asked = [*drawn_prompts(prepared.prompts, groups, seed=config.seed), *prepared.heldout]
+        await encode_ahead(config, asked, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
             async with Observed(run, fleet, journal, stop) as observed:

@@ -15,7 +15,7 @@ from tests.support.runs.ended import an_ended_run
 def test_a_folder_to_publish_has_config_curves_images_scores_and_their_hashes(
     tmp_path: Path, tiny_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    run, out = an_ended_run(tmp_path / "run", tiny_config), tmp_path / "evidence"
+    run, out = an_ended_run(tmp_path / "run", tiny_config()), tmp_path / "evidence"
     assert run_cli(monkeypatch, "evidence", str(run), "--out", str(out), "--device", "8 x H100") == 0
     assert capsys.readouterr().out.strip() == str(out)
     facts = json.loads((out / "evidence.json").read_text())
@@ -28,7 +28,7 @@ def test_a_folder_to_publish_has_config_curves_images_scores_and_their_hashes(
     held = {
         str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file() and path.name != "evidence.json"
     }
-    assert {"config.yaml", "origin.json", "metrics.jsonl", "report.html"} < held.keys()
+    assert {"config.yaml", "metrics.jsonl", "report.html"} < held.keys()
     assert {part for name in held if "/" in name for part in [name.split("/")[0]]} == {"gallery", "charts"}
     assert facts["sha256"] == {name: sha256_of(path) for name, path in held.items()}
     assert run_cli(monkeypatch, "evidence", str(run), "--out", str(out)) == 2
