@@ -38,7 +38,7 @@ from deploy.report.account import SIDES, Peak, rates_of
 from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
 from deploy.tools.measure import find_card
-from deploy.tools.plan import memory_lines
+from deploy.tools.planning.plan import memory_lines
 from flow.adapter.lora import Lora
 from flow.device import computing
 from flow.maths.noise import normal

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.balance import Balance, balance_of
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
+from deploy.tools.planning.balance import Balance, balance_of
 from flow.models.backbones.flux import Flux
 from flow.models.families import FLUX, SD3, Family
 from flow.models.hollow import attach_hollow_adapter, backbone_of_parts

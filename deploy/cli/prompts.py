@@ -24,7 +24,7 @@ def prompts(
     ] = None,
 ) -> None:
     """Make GenEval training prompts or fetch a published set; without a name, list the sets."""
-    from deploy.tools.prompt_sets import CACHE, SETS, fetch_set
+    from deploy.tools.prompts.sets import CACHE, SETS, fetch_set
 
     if name is None:
         for each, found in {GENEVAL: None, **SETS}.items():
@@ -43,7 +43,7 @@ def prompts(
 
 
 def _make(count: int, seed: int, out: Path | None) -> None:
-    from deploy.tools.geneval_prompts import geneval_prompts
+    from deploy.tools.prompts.geneval import geneval_prompts
 
     if out is None or out.suffix != ".jsonl":
         raise InputError(f"--out must name a .jsonl file for `prompts {GENEVAL}`, got {out}: give one")

@@ -61,7 +61,7 @@ def evidence(
     ] = None,
 ) -> None:
     """Pack config, versions, device, curves, images and scores of a run into a folder to publish."""
-    from deploy.tools.evidence import pack_evidence
+    from deploy.report.evidence import pack_evidence
 
     typer.echo(pack_evidence(found_run(run), out, device=device))
 

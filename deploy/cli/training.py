@@ -172,7 +172,7 @@ def _dry_run(
     )
     from deploy.tools.estimate import estimate
     from deploy.tools.memory import fit_problems
-    from deploy.tools.plan import difference_lines, method_lines, plan_lines
+    from deploy.tools.planning.plan import difference_lines, method_lines, plan_lines
     from flow.models.folder import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder

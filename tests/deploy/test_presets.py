@@ -13,7 +13,7 @@ import yaml
 from deploy.presets import load_config, preset_names, sources
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard
 from deploy.tools.measure import assumed_tflops
-from deploy.tools.plan import plan_of
+from deploy.tools.planning.plan import plan_of
 from flow.models.families import FLUX, FLUX2_KLEIN, QWEN_IMAGE, SD3, Z_IMAGE
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError

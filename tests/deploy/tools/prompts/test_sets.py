@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from deploy.tools import prompt_sets
-from deploy.tools.prompt_sets import SETS, PromptSet, Source, fetch_set
+from deploy.tools.prompts import sets as prompt_sets
+from deploy.tools.prompts.sets import SETS, PromptSet, Source, fetch_set
 from protocol.errors import PromptError
 from tests.support.commands import run_cli
 

@@ -8,10 +8,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.tools.balance import balance_line, balance_of
 from deploy.tools.estimate import GIB, Estimate, recounted
 from deploy.tools.memory import MIB, RoleMemory, roles_of
-from deploy.tools.scoring import scoring_of
+from deploy.tools.planning.balance import balance_line, balance_of
+from deploy.tools.planning.scoring import scoring_of
 from protocol.config.run import RunConfig
 
 GPUS_OF_A_NODE = 8

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tools.evidence import commit
+from deploy.report.evidence import commit
 from protocol.files import sha256_of
 from tests.support.commands import run_cli
 from tests.support.paths import ROOT

@@ -13,8 +13,8 @@ import torch
 from deploy.presets import load_config
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard, estimate
 from deploy.tools.measure import assumed_tflops
-from deploy.tools.plan import plan_of
-from deploy.tools.scoring import measured_lines, scoring_of, seconds_of
+from deploy.tools.planning.plan import plan_of
+from deploy.tools.planning.scoring import measured_lines, scoring_of, seconds_of
 from protocol.config.run import RunConfig
 from rewards.scores import judged
 

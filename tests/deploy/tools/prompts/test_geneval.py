@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tools.geneval_prompts import CLASSES, SHARES, TASKS, TEST, geneval_prompts, is_test, quotas
+from deploy.tools.prompts.geneval import CLASSES, SHARES, TASKS, TEST, geneval_prompts, is_test, quotas
 from protocol.config.run import DataConfig
 from protocol.prompts import read_prompts
 from protocol.resources import resolve

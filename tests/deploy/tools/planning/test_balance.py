@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.tools.balance import balance_line, balance_of
+from deploy.tools.planning.balance import balance_line, balance_of
 from protocol.config.run import RunConfig
 from tests.support.runs.balance import COUNTS, config_of
 

@@ -6,7 +6,8 @@
 | take turns on the same GPUs: `cluster.layout=colocated`                      | rollout + update        |
 | work at the same time: a lag, or `credit.scale=prompt` with raw values       | the longer of the two   |
 
-A forward is one pass of one row through the transformer. `deploy.tools.plan` adds decoding, scoring and the rest.
+A forward is one pass of one row through the transformer. `deploy.tools.planning.plan` adds decoding, scoring and the
+rest.
 """
 
 from dataclasses import dataclass

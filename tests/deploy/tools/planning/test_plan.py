@@ -8,7 +8,7 @@ import pytest
 
 from deploy.tools.estimate import GIB, Estimate
 from deploy.tools.memory import RoleMemory
-from deploy.tools.plan import REST, aligned, disk_lines, node_of, plan_lines, plan_of, size_text, time_text
+from deploy.tools.planning.plan import REST, aligned, disk_lines, node_of, plan_lines, plan_of, size_text, time_text
 from protocol.config.run import RunConfig
 from tests.support.runs.balance import COUNTS, config_of
 

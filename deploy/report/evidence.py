@@ -95,7 +95,7 @@ def commit() -> str | None:
         ).stdout.strip()
 
     try:
-        if here != Path(said("rev-parse", "--show-toplevel")) / "deploy" / "tools":
+        if here != Path(said("rev-parse", "--show-toplevel")) / "deploy" / "report":
             return None  # installed into some other project's checkout
         return said("rev-parse", "HEAD") + ("+" if said("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
