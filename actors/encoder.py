@@ -1,5 +1,7 @@
-"""The Ray actor that fills the embedding cache before a run, with the learner's resources."""
+"""The Ray actors that fill the embedding cache before a run, with the learner's resources."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,19 +34,41 @@ class EncoderActor:
 
 
 async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
-    """Fill the cache batch by batch; each call has the learner's deadline.
+    """Fill the cache batch by batch on the resources of all learner workers; each call has the learner's deadline.
+
+    A prompt is encoded alone, so its embeddings have the same bits wherever they are made.
+
+    Returns:
+        How many texts the cache lacked.
 
     Raises:
-        PoolError: the actor died or overran its deadline.
+        PoolError: an actor died or overran its deadline.
     """
-    role = config.cluster.learner
+    role, cluster = config.cluster.learner, config.cluster
+    reserved = cluster.bundle_reserved if cluster.is_colocated else role.reserved
+    waiting, done = deque(batches), []
     actor_class: Any = EncoderActor
-    actor = actor_class.options(**ray_options(role.reserved)).remote(config)
+
+    async def work() -> None:
+        actor = actor_class.options(**ray_options(reserved)).remote(config)
+        try:
+            await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
+            while waiting:
+                done.append(await answer(actor.fill.remote(waiting.popleft()), timeout_s=role.timeout_s))
+        finally:
+            ray.kill(actor)
+
+    tasks = {asyncio.create_task(work()) for _ in range(min(role.workers, len(batches)))}
     try:
-        await answer(actor.prepare.remote(), timeout_s=role.timeout_s)
-        return sum([await answer(actor.fill.remote(batch), timeout_s=role.timeout_s) for batch in batches])
+        while len(done) < len(batches):  # then nobody waits for an actor that still has no node
+            ended, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        return sum(done)
     except ActorFailedError as error:
         reason = one_line(error)
         raise PoolError(f"the text encoders failed: {reason}; raise cluster.learner.timeout_s or try again") from error
     finally:
-        ray.kill(actor)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,6 +23,7 @@ CONDITIONS = {
     "PageServed": "The page of the run is served on loopback.",
     "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
+    "PromptsEnough": "Training draws each prompt 20 times at most. Otherwise the model may learn the prompts by heart.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
     "PromptsPlain": "A prompt file holds prompts, not rows of a table. Otherwise other cells are part of the prompts.",
     "SameVersions": "Code and libraries are those of the checkpoint. Otherwise results may differ.",

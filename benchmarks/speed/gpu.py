@@ -38,7 +38,7 @@ from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.runs import groups_of
 from deploy.tools.estimate import Estimate, estimate_of
 from deploy.tools.measure import find_card
-from deploy.tools.memory import roles_of
+from deploy.tools.planning.plan import memory_lines
 from flow.adapter.lora import Lora
 from flow.device import computing
 from flow.maths.noise import normal
@@ -55,16 +55,21 @@ from protocol.messages import Prompt, ShardRequest
 Device = Literal["cuda", "cpu"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 ONE_GPU = (
+    "method=stepwise",
+    "model.guidance=4.5",
+    "learner.kl.weight=0.004",
+    "learner.lanes=8",
     "model.embedding_cache=null",
     "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}",
     "evaluation.component=reward",
     "evaluation.images_per_prompt=1",
     "evaluation.steps=2",
     "group.per_iteration=6",
+    "group.shard=null",
     "cluster.rollout_actors=1",
     "cluster.learner.workers=1",
 )
-"""Overrides of `sd35_geneval` for `--iterations`."""
+"""Overrides of `sd35_geneval` for `--iterations`: the paper's method, which docs/performance.md has measured."""
 REPLAYS = 20
 """Forwards with a gradient that are compared with one without."""
 SMALL = ("model.max_sequence_length=2", "sampling.steps=3", "group.per_iteration=2")
@@ -392,7 +397,7 @@ def main(
     )
     if is_estimate:
         found = estimate(setup)
-        for line in (*found.lines(), *(role.line() for role in roles_of(config_of(setup), found))):
+        for line in (*found.lines(), *memory_lines(config_of(setup), found)):
             Console().print(line, soft_wrap=True)
         return
     if words and not iterations:

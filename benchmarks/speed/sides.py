@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.balance import Balance, balance_of
 from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
+from deploy.tools.planning.balance import Balance, balance_of
 from flow.models.backbones.flux import Flux
 from flow.models.families import FLUX, SD3, Family
 from flow.models.hollow import attach_hollow_adapter, backbone_of_parts
@@ -26,7 +26,7 @@ from protocol.config.run import RunConfig
 
 GPUS = (1, 8, 64)
 MOST_LANES = 64
-SUBSTEPS = (2, 5)
+METHODS = ("stepwise_tree", "flow_grpo_fast", "stepwise")
 
 
 def flux_backbone(config: ModelConfig, fake: FakeTensorMode) -> PipelineBackbone:
@@ -52,18 +52,18 @@ def flux_backbone(config: ModelConfig, fake: FakeTensorMode) -> PipelineBackbone
         return backbone_of_parts(Flux, config, parts, device="cpu")
 
 
-def counted(preset: str, substeps: int, *, lanes: int) -> tuple[RunConfig, Evaluations, float]:
+def counted(preset: str, method: str, *, lanes: int) -> tuple[RunConfig, Evaluations, float]:
     """Count an iteration of a preset.
 
     Args:
         preset: `sd35_pickscore` or `flux_pickscore`.
-        substeps: T' of the completions.
+        method: the method that is laid over it.
         lanes: `learner.lanes`.
 
     Returns:
         The config, the counts, and the forwards that a gradient costs.
     """
-    config = load_config(preset, overrides=[f"completion.substeps={substeps}", f"learner.lanes={lanes}"])
+    config = load_config(preset, overrides=[f"method={method}", f"learner.lanes={lanes}"])
     fake = FakeTensorMode()
     family: Family = FLUX if "flux" in preset else SD3
     if family is FLUX:
@@ -105,16 +105,16 @@ def best_bundles(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[int
 
 
 def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really does.", min=0.001)] = 200.0) -> None:
-    """Print one row for each model, T' and number of GPUs, as Markdown."""
+    """Print one row for each model, method and number of GPUs, as Markdown."""
     torch.manual_seed(0)
     typer.echo(
-        "| model | T' | TFLOP a forward | a gradient, forwards | rollout, forwards | update, forwards | GPUs"
+        "| model | method | TFLOP a forward | a gradient, forwards | rollout, forwards | update, forwards | GPUs"
         " | rollout + learner | iteration s | rollout waits | learner waits | bundles in turns | iteration s |"
     )
     typer.echo("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for preset in ("sd35_pickscore", "flux_pickscore"):
-        for substeps in SUBSTEPS:
-            config, counts, gradient = counted(preset, substeps, lanes=MOST_LANES)
+        for method in METHODS:
+            config, counts, gradient = counted(preset, method, lanes=MOST_LANES)
             each_s = counts.forward_flops / (tflops * 1e12)
             for gpus in GPUS:
                 bundles, turns = best_bundles(config, counts, gpus)
@@ -124,7 +124,7 @@ def main(tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU really d
                     waits = [f"{share:.0%}" for share in best.waits().values()]
                     split = [sizes, f"{best.iteration * each_s:.0f}", *waits]
                 cells = [
-                    preset, substeps, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
+                    preset, method, f"{counts.forward_flops / 1e12:.2f}", f"{gradient:.2f}", counts.rollout,
                     counts.learner, gpus, *split, bundles, f"{turns.iteration * each_s:.0f}",
                 ]  # fmt: skip
                 typer.echo(f"| {' | '.join(map(str, cells))} |")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from deploy.cli import checks, configs, jobs, models, reports, rewards, status, training
+from deploy.cli import checks, configs, jobs, models, prompts, reports, rewards, status, training
 from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
 from flowcredit.packages import VERSION
@@ -37,12 +37,14 @@ GROUPS: dict[str, dict[str, tuple[Any, str]]] = {
         "presets": (configs.presets, ""),
         "methods": (configs.methods, "--json"),
         "scorers": (rewards.scorers, ""),
+        "prompts": (prompts.prompts, "geneval --count 50000 --seed 0 --out geneval.jsonl"),
     },
     "Look": {
         "serve": (status.serve, "runs"),
         "status": (status.status, "runs/mine --watch"),
         "report": (reports.report, "runs/seed_0 runs/seed_1 runs/other --out report.html"),
         "compare": (reports.compare, "runs/tree_0 runs/tree_1 -- runs/flow_0 runs/flow_1"),
+        "evidence": (reports.evidence, "runs/mine --out evidence --device '8 x H100'"),
         "eval": (reports.evaluate, "runs/mine --base --best --out evaluation"),
         "generate": (models.generate, 'runs/mine "a red circle" --count 8'),
         "export": (models.export, "runs/mine merged/"),

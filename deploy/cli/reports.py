@@ -54,6 +54,19 @@ def report(
         typer.echo(path)
 
 
+def evidence(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the name of a run in runs/.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; new or empty.")] = Path("evidence"),
+    device: Annotated[
+        str | None, typer.Option(help="What the run computed on, such as '8 x H100'; default: this machine's GPU.")
+    ] = None,
+) -> None:
+    """Pack config, versions, device, curves, images and scores of a run into a folder to publish."""
+    from deploy.report.evidence import pack_evidence
+
+    typer.echo(pack_evidence(found_run(run), out, device=device))
+
+
 def _peak(tflops: float) -> "MfuPeak":
     from deploy.report.account import MfuPeak
     from deploy.tools.estimate import estimate

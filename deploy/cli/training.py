@@ -3,7 +3,7 @@
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ import typer
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
 from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
 from deploy.folder.names import CONFIG
-from deploy.presets import load_config
+from deploy.presets import METHOD, load_config
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ DEMO = (
     "rewards.diversity={scorer: diversity, sees: group, use: evaluate, args: {model: pkg://toyworld/clip}}",
 )
 """What the demo adds to its preset: a curve of the held-out score, an image of each held-out prompt, and diversity."""
+COMPARED = ("flow_grpo_fast", "stepwise")
+"""Methods that a dry run compares the run with: the published baseline, whose other keys it lists, and the paper's."""
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the run's page on loopback while it runs.")]
 
 
@@ -59,7 +61,7 @@ def train(
     card: Annotated[
         str | None,
         typer.Option(
-            help="With --dry-run: a GPU such as H100. 25 % of its bf16 peak is used as --tflops, and its memory must"
+            help="With --dry-run: a GPU such as H100. 20 % of its bf16 peak is used as --tflops, and its memory must"
             " hold each role."
         ),
     ] = None,
@@ -74,7 +76,8 @@ def train(
     rate = _rate(tflops, card)
     if is_dry:
         source_run = fork and placed(fork)
-        _dry_run(config, folder, fork=source_run, is_local=is_local, tflops=rate, card=card)
+        others = _by_method(source, words) if rate else {}
+        _dry_run(config, folder, others=others, fork=source_run, is_local=is_local, tflops=rate, card=card)
         return
     if rate:
         raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
@@ -139,10 +142,24 @@ def _rate(tflops: float | None, card: str | None) -> float | None:
     return assumed_tflops(card) if card else tflops
 
 
+def _by_method(source: str | Path, words: Sequence[str]) -> "dict[str, RunConfig]":
+    """Return the config with each method of `COMPARED`, if it can be laid over it."""
+    found = {}
+    for name in COMPARED:
+        try:
+            found[name] = load_config(
+                source, overrides=[*(word for word in words if word.partition("=")[0] != METHOD), f"{METHOD}={name}"]
+            )
+        except ConfigError as error:
+            typer.echo(f"note: the estimate leaves out method={name}: {error}")
+    return found
+
+
 def _dry_run(
     config: "RunConfig",
     run: Path | None,
     *,
+    others: "Mapping[str, RunConfig]",
     fork: Path | None,
     is_local: bool,
     tflops: float | None,
@@ -160,10 +177,9 @@ def _dry_run(
         read_inputs,
         reward_problems,
     )
-    from deploy.tools.balance import balance_lines
     from deploy.tools.estimate import estimate
-    from deploy.tools.memory import fit_problems, roles_of
-    from deploy.tools.scoring import scoring_lines
+    from deploy.tools.memory import fit_problems
+    from deploy.tools.planning.plan import difference_lines, method_lines, plan_lines
     from flow.models.completed import completed_for_estimate
 
     asked = config.model.path, config.model.tiny_decoder
@@ -184,11 +200,19 @@ def _dry_run(
         typer.echo(f"note: {message}")
     if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
+    prompts, heldout = inputs.prompts, inputs.heldout
     found = estimate(config, prompts=len(inputs.all_prompts))
-    memory = (each.line() for each in roles_of(config, found))
-    scoring = scoring_lines(config, found, tflops=tflops) if tflops else ()
-    for line in (*found.lines(), *memory, *balance_lines(config, found.evaluations, tflops=tflops), *scoring):
+    for line in plan_lines(config, found, prompts=len(prompts), heldout=len(heldout), tflops=tflops):
         typer.echo(line)
+    same = {name: other.model_copy(update={"model": config.model}) for name, other in others.items()}
+    if tflops and same:
+        typer.echo("")
+        for line in method_lines(config, found, same, heldout=len(heldout), tflops=tflops):
+            typer.echo(line)
+    for name, other in list(same.items())[:1]:
+        typer.echo("")
+        for line in difference_lines(config, name, other):
+            typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),
         *gpu_problems(config),

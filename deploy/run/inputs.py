@@ -15,6 +15,9 @@ from protocol.messages import Prompt
 from protocol.prompts import as_table, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
+MOST_DRAWS = 20
+"""Draws of each training prompt in a run above which the run warns."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -153,6 +156,14 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
     for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
         if table := as_table(each):
             yield "PromptsPlain", f"{name} looks like a table, and {table}: keep its column of prompts"
+    different = len({prompt.text for prompt in inputs.prompts})
+    draws = config.iterations * config.group.per_iteration / max(1, different)
+    if draws > MOST_DRAWS:
+        yield (
+            "PromptsEnough",
+            f"each of the {different} training prompts is drawn {draws:,.0f} times, so the model may learn them by"
+            " heart: give data.train more prompts, such as those of `flowcredit prompts` (docs/prompts.md)",
+        )
     model = config.model
     negative = [prompt.negative for prompt in inputs.all_prompts if prompt.negative.strip()]
     if negative and model.guidance <= 1:

@@ -20,6 +20,7 @@ from deploy.run.signals import StopRequest, run_to_end, stop_on_signal
 from deploy.run.supervise import supervise
 from deploy.run.warm.workers import warm_python
 from flow.models.completed import completed
+from learner.loop.groups import drawn_prompts
 from learner.loop.stopping import unless_stopped
 from protocol.config.run import RunConfig
 from protocol.errors import InputError
@@ -162,7 +163,9 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
             from actors.rewards.readiness import require_ready_on_ray
 
             await require_ready_on_ray(config)
-        await encode_ahead(config, prepared.inputs.all_prompts, is_local=prepared.is_local, say=progress.say)
+        groups = config.iterations * config.group.per_iteration
+        asked = [*drawn_prompts(prepared.inputs.prompts, groups, seed=config.seed), *prepared.inputs.heldout]
+        await encode_ahead(config, asked, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
         try:
             async with Observed(run, fleet, journal, stop) as observed:

@@ -235,14 +235,15 @@ def inputs_may_mislead(question: Question) -> Iterator[Finding]:
 def gpu_memory(question: Question) -> Iterator[Finding]:
     """Compare each role's memory (`deploy.tools.estimate`) with a GPU of this machine; on request, measure its speed.
 
-    `deploy.tools.measure` measures forwards, gradients and decoded images per second, `deploy.tools.scoring` scorers.
+    `deploy.tools.measure` measures forwards, gradients and decoded images per second, `deploy.tools.planning.scoring`
+    scorers.
     """
     if question.config is None:
         return
     from deploy.tools.estimate import estimate
     from deploy.tools.measure import measure
     from deploy.tools.memory import fit_problems
-    from deploy.tools.scoring import measured_lines
+    from deploy.tools.planning.scoring import measured_lines
     from flow.models.completed import completed_for_estimate
 
     try:

@@ -6,7 +6,7 @@ forward and backward and the VAE with shapes only (`deploy.tools.fake_memory`). 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -56,11 +56,13 @@ class Evaluations:
     gradient_rows: int
     """Rows of the learner's largest forward and backward."""
     forward_flops: float
-    """Operations of one evaluation, by torch's count."""
+    """Operations of one evaluation."""
     gradient_flops: float
     """Operations of one evaluation and its backward."""
     image_flops: float = 0.0
     """Operations of the VAE for one image; 0 if decoding was not counted."""
+    point_flops: float = 0.0
+    """Operations to decode a completed point, by the tiny decoder if there is one."""
     decoding_flops: float = 0.0
     """Operations for all decoded images, including those of a tiny decoder."""
 
@@ -84,24 +86,25 @@ class Estimate:
     """Most images of a shard."""
     trajectories: int = 0
     """Bytes of a shard's trajectories when they are sent."""
+    embedding: int = 0
+    """Most bytes of one prompt's embeddings."""
+    evaluation_flops: float = 0.0
+    """Operations for one image of an evaluation, with its decoding."""
+    backbone: PipelineBackbone | None = field(default=None, compare=False, repr=False)
+    """The model without weights that was estimated; `recounted` needs its schedule."""
 
     def lines(self) -> Iterator[str]:
         """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
-            f"an iteration rolls out {counts.trajectories} trajectories and scores {counts.images} images; for this the"
-            f" transformer makes {counts.rollout} forwards (a forward: one latent goes through it once)"
+            f"an iteration rolls out {counts.trajectories:,} trajectories and scores {counts.images:,} images; for this"
+            f" the transformer makes {counts.rollout:,} forwards (a forward: one latent goes through it once)"
         )
         yield (
-            f"then the learner trains on at most {counts.pairs} denoising steps of these trajectories; this costs as"
-            f" much as {counts.learner} forwards"
+            f"then the learner trains on at most {counts.pairs:,} denoising steps of these trajectories; this costs as"
+            f" much as {counts.learner:,} forwards"
         )
         yield f"the adapter (LoRA) has {self.trained / 1e6:.2f} million numbers to train"
-        if self.shared:
-            yield (
-                "a rollout actor and a learner worker share one GPU (cluster.layout=colocated); together they take"
-                f" about {self.shared / GIB:.1f} GiB of it at the peak"
-            )
 
 
 def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
@@ -159,11 +162,15 @@ def estimate_of(
         backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
-        shown = _evaluation_peaks(config, backbone, shard)
-    counts = count_evaluations(config, shard, forward=forward.flops, gradient=backward.flops / forward.flops)
-    points = counts.images - counts.trajectories if tiny and config.scores_points else 0
-    decoding_flops = (counts.images - points) * decoding.flops + points * sum(each.flops for each in tiny)
-    counts = replace(counts, image_flops=decoding.flops, decoding_flops=decoding_flops)
+        shown = _evaluation_costs(config, backbone, shard, (forward, decoding))
+    counts = count_evaluations(
+        config,
+        shard,
+        forward=forward.flops,
+        gradient=backward.flops / forward.flops,
+        image=decoding.flops,
+        point=tiny[0].flops if tiny else decoding.flops,
+    )
     static = {
         "transformer": _bytes(p for p in backbone.transformer.parameters() if not p.requires_grad),
         "VAE": _bytes(backbone.vae.parameters()),
@@ -179,7 +186,7 @@ def estimate_of(
         "largest step": max(
             forward.peak + apart + shard.held_forward,
             *(each.peak + shard.held_decoding for each in (decoding, *tiny)),
-            *shown,
+            *(each.peak for each in shown),
         ),
     }
     learner = {
@@ -202,7 +209,35 @@ def estimate_of(
         image=decoding.numbers,
         images=shard.images,
         trajectories=shard.trajectories,
+        embedding=embedding,
+        backbone=backbone,
+        evaluation_flops=config.evaluation.steps * rows * shown[0].flops + shown[1].flops,
     )
+
+
+def recounted(config: RunConfig, found: Estimate) -> Estimate:
+    """Count the evaluations of another config of the same model and image size; its memory is not estimated.
+
+    Args:
+        config: the other config.
+        found: estimate of the first config, by `estimate`.
+
+    Returns:
+        The first estimate with the other config's counts.
+    """
+    assert found.backbone is not None
+    counts = found.evaluations
+    gradient = counts.gradient_flops / counts.forward_flops
+    shard = count_shard(config, found.backbone)
+    again = count_evaluations(
+        config,
+        shard,
+        forward=counts.forward_flops,
+        gradient=gradient,
+        image=counts.image_flops,
+        point=counts.point_flops,
+    )
+    return replace(found, evaluations=again)
 
 
 def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
@@ -317,7 +352,9 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
         yield rows, rows if config.is_forward else math.ceil(rows / policy.rows_per_state(k, explored, rows))
 
 
-def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float) -> Evaluations:
+def count_evaluations(
+    config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
+) -> Evaluations:
     """Compute the counts of an iteration from those of a shard.
 
     Args:
@@ -325,6 +362,8 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
         shard: counts from `count_shard`.
         forward: operations of one evaluation, from `pass_cost`.
         gradient: cost of the forward and backward of one pair as a number of forwards, from `pass_cost`.
+        image: operations to decode a finished image.
+        point: operations to decode a completed point.
 
     Returns:
         The counts of one iteration.
@@ -337,15 +376,21 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
     weighs_groups = config.learner.objective == "dgpo"
     each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
+    trajectories = shards * config.group.shard
+    images = groups * shard.images + (shards - groups) * shard.later_images
+    points = images - trajectories if config.scores_points else 0
     return Evaluations(
-        trajectories=shards * config.group.shard,
+        trajectories=trajectories,
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
-        images=groups * shard.images + (shards - groups) * shard.later_images,
+        images=images,
         pairs=pairs,
         learner=round(states * config.model.rows * each),
         gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
+        image_flops=image,
+        point_flops=point,
+        decoding_flops=(images - points) * image + points * point,
     )
 
 
@@ -424,7 +469,7 @@ class PassCost:
     peak: int
     """Peak of the memory in bytes, without the weights."""
     flops: float
-    """Operations of one row, or of one image, by torch's count."""
+    """Operations of one row, or of one image."""
     numbers: int = 0
     """Numbers of one decoded image."""
 
@@ -457,7 +502,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     """Count memory and operations of one forward, or of one forward with its backward.
 
     The frozen weights get no gradients, so forward and backward of a LoRA cost about 2 forwards, and about 3 with
-    checkpointing. torch does not count the operations of its fused attention on a CPU, so the count is too low.
+    checkpointing.
 
     Args:
         backbone: the model, with its adapter.
@@ -473,15 +518,17 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
     return PassCost(peak=meter.peak, flops=meter.flops / rows)
 
 
-def _evaluation_peaks(config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts) -> list[int]:
-    """Return the peak bytes of a forward and of a decoding in an evaluation if they may exceed those of a shard."""
+def _evaluation_costs(
+    config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts, training: tuple[PassCost, PassCost]
+) -> tuple[PassCost, PassCost]:
+    """Return the costs of a forward and of a decoding in an evaluation; those of `training` if it is no larger."""
     batch, model = config.evaluation.batch, config.model
     rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:
-        return []
+        return training
     sized = backbone.sized(*config.evaluation.size) if config.evaluation.size else backbone
     forward = pass_cost(sized, model.rows * rows, has_gradient=False)
-    return [forward.peak, _decoding_cost(config, sized, images).peak]
+    return forward, _decoding_cost(config, sized, images)
 
 
 @torch.no_grad()

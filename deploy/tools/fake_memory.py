@@ -1,7 +1,7 @@
 """Counts memory and operations of a computation without doing it.
 
 Under torch's FakeTensorMode operations compute only shapes, so a transformer of any size runs forward and backward in
-seconds on any machine; `CostMeter` adds up the living tensors at each moment, and the operations by torch's formulas.
+seconds on any machine; `CostMeter` adds up the living tensors at each moment, and the operations by formula.
 """
 
 import math
@@ -12,10 +12,28 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 BLOCK = 16
 """Channels per block of oneDNN's layout with AVX-512."""
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""Operations by operator: torch's formulas, and those of the CPU's fused attention, which torch does not count."""
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -55,7 +73,7 @@ class CostMeter(TorchDispatchMode):
         if func is torch.ops.prim.device.default:  # two of three calls: a layer asks for the device of its tensor
             return args[0].fake_device
         result = func(*args, **(kwargs or {}))
-        if formula := flop_registry.get(func.overloadpacket):
+        if formula := FORMULAS.get(func.overloadpacket):
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for value in tree_flatten(result)[0]:
             if isinstance(value, torch.Tensor):

@@ -27,8 +27,9 @@ LARGE = 5e10
 CUT_PIXELS = 128
 CUT = {"dtype": "float32", "vae_dtype": None, "height": CUT_PIXELS, "width": CUT_PIXELS}
 """Config keys of a model that is cut."""
-ASSUMED_SHARE = 0.25
-"""Share of its peak that an unmeasured card is assumed to reach; an H100 did, with SD3.5-Medium's pairs."""
+ASSUMED_SHARE = 0.2
+"""Share of its bf16 peak that an unmeasured card is assumed to reach in forwards, gradients and decoding: one H100 did
+in whole iterations with SD3.5-Medium's architecture (docs/performance.md)."""
 
 
 @dataclass(frozen=True)

@@ -24,25 +24,6 @@ PROCESS = {
 """Bytes of a process with its libraries before it loads anything (Linux, CPU build of torch): the first two as
 `python -m benchmarks.speed.memory` prints them, the others after their imports. A scorer may import torch too."""
 
-SHOWN = {
-    "object store": "all object stores (Ray's shared memory)",
-    "transformer": "the transformer's weights",
-    "text encoders": "the text encoders' weights",
-    "context": "CUDA itself",
-    "largest step": "the largest forward or decoding",
-    "forward and backward": "the forward and backward of a batch",
-    "gradients of its lanes": "the gradients",
-    "adapters and optimizer": "adapters and the optimizer's state",
-}
-"""The words that a line shows for a role or a part, where its name says too little."""
-
-
-def _size(size: int) -> str:
-    """Return bytes in GiB, less than a tenth of it in MiB."""
-    if size >= GIB / 10:
-        return f"{size / GIB:.2f} GiB"
-    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
-
 
 @dataclass(frozen=True)
 class RoleMemory:
@@ -56,26 +37,22 @@ class RoleMemory:
     uncounted: str = ""
     """Part that is not counted."""
 
-    def line(self) -> str:
+    count: int = 1
+    """Processes of the role in a run."""
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The largest part besides libraries, of the GPU's memory if the role has one, and its bytes."""
         parts = self.gpu or {part: size for part, size in self.host.items() if part != "process"}
-        name, size = max(parts.items(), key=lambda part: part[1])
-        gpu = f"GPU {_size(sum(self.gpu.values()))}, " if self.gpu else ""
-        libraries = 0 if self.gpu else self.host.get("process", 0)
-        of_it = f" ({_size(libraries)} of it libraries)" if libraries else ""
-        apart = f", {self.uncounted} not counted" if self.uncounted else ""
-        beside = " on the GPU" if self.gpu else " besides libraries" if libraries else ""
-        return (
-            f"peak memory, {SHOWN.get(self.role, self.role)}: {gpu}host {_size(sum(self.host.values()))}{of_it}{apart};"
-            f" the largest part{beside}: {SHOWN.get(name, name)}, {_size(size)}"
-        )
+        return max(parts.items(), key=lambda part: part[1])
 
 
 def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     """Add the memory that each process takes besides its model to an estimate.
 
     Returns:
-        A rollout actor, a learner worker, an actor of each reward without its scorer's weights, the driver, and the
-        object stores of all nodes together.
+        A rollout actor, a learner worker, with `cluster.offload` the resting side of a bundle, an actor of each reward
+        without its scorer's weights, the driver, and the object stores of all nodes together.
     """
     adapter, counts = 4 * found.trained, found.evaluations
     means = sum([config.is_forward, config.learner.kl.moves, config.learner.average.decay > 0])
@@ -83,29 +60,42 @@ def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": found.images * found.image}
     learner = {**state, "trajectories": 2 * found.trajectories}
     driver = {**state, "older adapters": config.group.max_lag * adapter}
-    store = {"images": counts.images * found.image, "trajectories": config.group.shards * found.trajectories}
+    cluster = config.cluster
+    workers = cluster.learner.workers
+    store = {
+        "images": counts.images * found.image,
+        "trajectories": config.group.shards * found.trajectories,
+        "sums of gradients": (2 * workers - 1) * adapter,
+    }
     rewards = [
         RoleMemory(
             role=f"reward actor {name}",
             gpu={},
             host={"process": PROCESS["reward actor"], "images": 2 * reward.batch * found.image},
             uncounted="its scorer's model",
+            count=reward.actors,
         )
         for name, reward in config.rewards.items()
     ]
-    cluster = config.cluster
+    frozen = {part: found.rollout.get(part, 0) for part in ("transformer", "VAE", "tiny decoder")}
+    resting = RoleMemory(role="resting side", gpu={}, host=frozen, count=workers)
     return [
-        _role("rollout actor", found.rollout, rollout, has_gpu=cluster.rollout.gpus > 0),
-        _role("learner worker", found.learner, learner, has_gpu=cluster.learner.gpus > 0),
+        _role("rollout actor", found.rollout, rollout, has_gpu=cluster.rollout.gpus > 0, count=cluster.rollout_actors),
+        _role("learner worker", found.learner, learner, has_gpu=cluster.learner.gpus > 0, count=workers),
+        *([resting] if cluster.offload else []),
         *rewards,
         _role("driver", {}, driver, has_gpu=False),
         _role("object store", {}, store, has_gpu=False),
     ]
 
 
-def _role(role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_gpu: bool) -> RoleMemory:
+def _role(
+    role: str, device: Mapping[str, int], host: Mapping[str, int], *, has_gpu: bool, count: int = 1
+) -> RoleMemory:
     own = {"process": PROCESS[role], **host}
-    return RoleMemory(role=role, gpu=device if has_gpu else {}, host=own if has_gpu else {**own, **device})
+    if not has_gpu:
+        own, device = {**own, **device}, {}
+    return RoleMemory(role=role, gpu=device, host=own, count=count)
 
 
 def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:

@@ -18,7 +18,7 @@ from flow.quantized.transformer import quantized
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 
-LAYERS = ("num_layers", "num_single_layers")
+LAYERS = ("num_layers", "num_single_layers", "n_layers")
 """Keys of a transformer's config that count its layers."""
 
 

@@ -173,6 +173,11 @@ def prompt_at(prompts: Sequence[Prompt], index: int, *, seed: int) -> Prompt:
     return prompts[_order(len(prompts), seed, turn)[offset]]
 
 
+def drawn_prompts(prompts: Sequence[Prompt], groups: int, *, seed: int) -> list[Prompt]:
+    """Return the prompts of the first `groups` groups of a run, each once."""
+    return [prompts[index] for index in _order(len(prompts), seed, 0)[:groups]]
+
+
 @lru_cache(maxsize=4)
 def _order(count: int, seed: int, turn: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=[seed, turn])).permutation(count)

@@ -42,7 +42,10 @@ def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_
 def test_ray_fills_the_cache_and_no_actor_needs_an_encoder(
     tiny_config: Config, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configured(tiny_config, tmp_path, guidance=2.0)
+    held = configured(tiny_config, tmp_path, guidance=2.0)
+    two = held.cluster.learner.model_copy(update={"workers": 2})
+    config = held.model_copy(update={"cluster": held.cluster.model_copy(update={"learner": two})})
+    monkeypatch.setattr("deploy.run.encode.BATCH", 1)
     said: list[str] = []
     for _ in range(2):
         asyncio.run(encode_ahead(config, PROMPTS, is_local=False, say=said.append))

@@ -277,5 +277,4 @@ def test_an_estimate_says_what_a_colocated_bundle_takes(tiny_config: Config) -> 
     bundle = {"layout": "colocated", "rollout_actors": 1}
     found = estimate(tiny_config(cluster=bundle))
     assert found.shared == sum(found.rollout.values()) + sum(found.learner.values())
-    assert any("(cluster.layout=colocated); together they take about " in line for line in found.lines())
     assert estimate(tiny_config()).shared == 0

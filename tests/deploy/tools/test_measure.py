@@ -62,7 +62,7 @@ def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> N
     assert find_card("NVIDIA H200") == CARDS["H200"]
     assert find_card("NVIDIA A100-SXM4-80GB") == CARDS["A100"]
     assert find_card("CPU") is None
-    assert assumed_tflops("h100") == pytest.approx(0.25 * 989)
+    assert assumed_tflops("h100") == pytest.approx(0.2 * 989)
     with pytest.raises(ConfigError, match="^--card must be one of .*'H100'.*, got 'V100'"):
         assumed_tflops("V100")
 

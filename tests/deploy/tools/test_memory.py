@@ -183,16 +183,28 @@ def test_a_role_on_a_gpu_has_two_memories_and_on_a_cpu_one(tiny_config: Config) 
     ]
     assert not rollout.gpu and not learner.gpu
     assert set(found.rollout) < set(rollout.host) and set(found.learner) < set(learner.host)
-    assert reward.role.startswith("reward actor ") and "its scorer's model not counted" in reward.line()
+    assert reward.role.startswith("reward actor ") and reward.uncounted == "its scorer's model"
+    assert store.host["sums of gradients"] == 4 * found.trained, "2 W - 1 adapters for one worker"
     assert driver.host["adapters and optimizer"] == 12 * found.trained
     on_gpu = tiny_config(cluster={"rollout": {"gpus": 1}, "learner": {"gpus": 0.5}})
     found = estimate(on_gpu)
     rollout, learner, *_ = roles_of(on_gpu, found)
     assert rollout.gpu == found.rollout and learner.gpu == found.learner
     assert "context" in rollout.gpu and "process" in rollout.host
-    assert rollout.line().startswith("peak memory, rollout actor: GPU 0.8")
-    assert rollout.line().endswith("; the largest part on the GPU: CUDA itself, 0.80 GiB")
-    assert "(0.11 GiB of it libraries)" in reward.line() and "besides libraries: images, " in reward.line()
+    assert rollout.largest == ("context", rollout.gpu["context"])
+    assert reward.largest[0] == "images", "libraries do not count"
+
+
+def test_what_rests_and_what_the_workers_exchange_are_host_memory(tiny_config: Config) -> None:
+    bundles = {"layout": "colocated", "rollout_actors": 4, "offload": True}
+    config = tiny_config(cluster={**bundles, "learner": {"workers": 4, "gpus": 0.5}, "rollout": {"gpus": 0.5}})
+    found = estimate(config)
+    roles = {each.role: each for each in roles_of(config, found)}
+    resting = roles["resting side"]
+    assert resting.host["transformer"] == found.rollout["transformer"] and resting.host["VAE"] == found.rollout["VAE"]
+    assert [roles[name].count for name in ("rollout actor", "learner worker", "resting side", "driver")] == [4, 4, 4, 1]
+    assert roles["object store"].host["sums of gradients"] == 7 * 4 * found.trained
+    assert "resting side" not in {each.role for each in roles_of(tiny_config(), found)}
 
 
 def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_config: Config) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.loop.groups import Groups, Observer, drop_if_void, prompt_at
+from learner.loop.groups import Groups, Observer, drawn_prompts, drop_if_void, prompt_at
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import (
@@ -201,3 +201,10 @@ def test_every_pass_shows_each_prompt_once_in_its_own_order() -> None:
     assert len({tuple(order) for order in orders}) == 3
     assert [prompt_at(prompts, index, seed=3).index for index in range(20)] == orders[0]
     assert [prompt_at(prompts, index, seed=4).index for index in range(20)] != orders[0]
+
+
+def test_a_short_run_draws_the_first_prompts_of_its_order_and_a_long_one_all() -> None:
+    prompts = [Prompt(index=index, text=str(index)) for index in range(20)]
+    first = [prompt_at(prompts, index, seed=3) for index in range(6)]
+    assert drawn_prompts(prompts, 6, seed=3) == first
+    assert sorted(each.index for each in drawn_prompts(prompts, 50, seed=3)) == list(range(20))

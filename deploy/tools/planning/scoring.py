@@ -67,17 +67,13 @@ def seconds_of(config: RunConfig, reward: RewardConfig, found: Estimate, *, tflo
     return found.evaluations.images * (cpu_s + gpu_s)
 
 
-def scoring_lines(config: RunConfig, found: Estimate, *, tflops: float) -> Iterator[str]:
-    """Describe the seconds of scoring, reward by reward, as lines of text."""
-    for name, reward in config.rewards.items():
-        if reward.use == "train":
-            seconds = seconds_of(config, reward, found, tflops=tflops)
-            actors = "1 reward actor needs" if reward.actors == 1 else f"{reward.actors} reward actors need"
-            yield (
-                f"scoring, reward {name}: not in the table of scorers, so `doctor --measure` must measure it"
-                if seconds is None
-                else f"scoring, reward {name}: {actors} {seconds:.3g} s for {found.evaluations.images} images"
-            )
+def scoring_of(config: RunConfig, found: Estimate, *, tflops: float) -> dict[str, float | None]:
+    """Estimate the seconds of scoring in an iteration, by reward that trains; None where the table holds none."""
+    return {
+        name: seconds_of(config, reward, found, tflops=tflops)
+        for name, reward in config.rewards.items()
+        if reward.use == "train"
+    }
 
 
 def measured_lines(config: RunConfig, found: Estimate) -> Iterator[str]:

@@ -6,11 +6,10 @@
 | take turns on the same GPUs: `cluster.layout=colocated`                      | rollout + update        |
 | work at the same time: a lag, or `credit.scale=prompt` with raw values       | the longer of the two   |
 
-A forward is one pass of one row through the transformer. Rewards and publication are not counted; decoding is counted
-only in the seconds.
+A forward is one pass of one row through the transformer. `deploy.tools.planning.plan` adds decoding, scoring and the
+rest.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.tools.estimate import Evaluations
@@ -53,30 +52,11 @@ def balance_of(config: RunConfig, counts: Evaluations) -> Balance:
     )
 
 
-def balance_lines(config: RunConfig, counts: Evaluations, *, tflops: float | None = None) -> Iterator[str]:
-    """Describe which side waits.
-
-    Args:
-        tflops: measured rate of one GPU, also for the VAE, in 10^12 operations per second; adds seconds and GPU-hours.
-    """
-    now, cluster = balance_of(config, counts), config.cluster
+def balance_line(config: RunConfig, counts: Evaluations) -> str:
+    """Describe which side waits for the other."""
+    now = balance_of(config, counts)
     parts = ", ".join(f"the {side} wait {share:.0%} of the time" for side, share in now.waits().items())
-    yield (
-        f"in an iteration a rollout actor makes {now.rollout:.0f} forwards, and a learner worker works as long as"
-        f" {now.update:.0f} forwards take; they {'work at the same time' if now.overlaps else 'take turns'}: {parts}"
+    return (
+        f"in an iteration a rollout actor makes {now.rollout:,.0f} forwards, and a learner worker works as long as"
+        f" {now.update:,.0f} forwards take; they {'work at the same time' if now.overlaps else 'take turns'}: {parts}"
     )
-    if tflops:
-        each_s, decoding_s = (flops / (tflops * 1e12) for flops in (counts.forward_flops, counts.decoding_flops))
-        actors, workers = cluster.rollout_actors, cluster.learner.workers
-        sides = now.rollout * each_s + decoding_s / actors, now.update * each_s
-        seconds = max(sides) if now.overlaps else sum(sides)
-        rollout, learner = (role.gpus or 1 for role in (cluster.rollout, cluster.learner))
-        hours = seconds * (actors if cluster.is_colocated else actors * rollout + workers * learner) / 3600
-        yield (
-            f"at {tflops:.3g} TFLOP/s a forward takes {each_s:.3g} s, and an iteration takes {seconds:.3g} s or more,"
-            f" {decoding_s / actors:.3g} s of it to decode images"
-        )
-        yield (
-            f"rollout and learner together take {hours:.2g} GPU-hours an iteration, and"
-            f" {config.iterations * hours:.3g} GPU-hours for all {config.iterations} iterations"
-        )

@@ -1,0 +1,1 @@
+"""Prompt files: made from GenEval's forms, or fetched from public addresses."""

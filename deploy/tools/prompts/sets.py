@@ -1,0 +1,214 @@
+"""Published sets of prompts: fetched from their own public addresses into a cache, and written as prompt files.
+
+Nothing of a set is part of this package but its address and the hash of its content. An interrupted download goes on
+where it ended.
+"""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.errors import PromptError, one_line
+from protocol.ground.files import sha256_of, write_whole, writing
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowcredit" / "prompts"
+TIMEOUT_S = 30.0
+"""Seconds to connect, and seconds without a byte, after which a download ends with an error."""
+MOST_BYTES = 2**28
+"""A longer file is none of the sets."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a set at a fixed commit."""
+
+    url: str
+    sha256: str | None = None
+    """sha256 of the content, where this project could read the file."""
+    blob: str | None = None
+    """Otherwise git's id of the content, which the commit's tree names."""
+    read: Callable[[str], list[str]] | None = None
+    """Turns the content into lines of a prompt file; None if it is one already."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """A published set."""
+
+    about: str
+    train: Source | None = None
+    heldout: Source | None = None
+
+
+def _column(name: str, delimiter: str) -> Callable[[str], list[str]]:
+    def read(content: str) -> list[str]:
+        rows = csv.DictReader(content.splitlines(keepends=True), delimiter=delimiter)
+        return list(dict.fromkeys(" ".join(row[name].split()) for row in rows if (row[name] or "").strip()))
+
+    return read
+
+
+def _different(content: str) -> list[str]:
+    return list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+
+
+FLOW_GRPO = "https://raw.githubusercontent.com/yifan123/flow_grpo/ac4c86e8cae021841f1fde853d340e0db67690dd/dataset"
+DIFFUSION_NFT = "https://raw.githubusercontent.com/NVlabs/DiffusionNFT/24af5554898d85e93efa492f42b5e9cdf4156e9b/dataset"
+PARTI = "https://raw.githubusercontent.com/google-research/parti/5a657978134374ce28973948331b319adef164bd"
+ELLA = "https://raw.githubusercontent.com/TencentQQGYLab/ELLA/3c228f1dc6c4d3cad0a47493816151a419f14db3"
+GENEVAL_2 = "https://raw.githubusercontent.com/facebookresearch/GenEval2/a6e82d2289e8d418f27f0adee77908b07060eea3"
+SETS = {
+    "flow_grpo_pickscore": PromptSet(
+        about="Flow-GRPO's prompts of Pick-a-Pic, 25,432 to train on and 2,048 to test; some are not safe for work",
+        train=Source(
+            f"{FLOW_GRPO}/pickscore/train.txt",
+            sha256="2f425adcbb9a6d0feee7c6c448e1cb83a1f71deca9434b803907e2578eca837f",
+        ),
+        heldout=Source(
+            f"{FLOW_GRPO}/pickscore/test.txt",
+            sha256="d75c025fa451866e70f7e36243f7cdd93095523cb51f5f9651f2ce3236d20262",
+        ),
+    ),
+    "flow_grpo_ocr": PromptSet(
+        about="Flow-GRPO's prompts that quote a text, some 20,000 to train on and 1,018 to test",
+        train=Source(f"{FLOW_GRPO}/ocr/train.txt", blob="3ce0521b77b0a9031191d66ecc36ebaaf27a3922"),
+        heldout=Source(
+            f"{FLOW_GRPO}/ocr/test.txt", sha256="4dd8caf3ab6ade73bd376c7d14c6ca49b6eacfb1bd321e22c40714ae4a98d4dc"
+        ),
+    ),
+    "flow_grpo_geneval": PromptSet(
+        about="Flow-GRPO's prompts for GenEval, 50,000 to train on and GenEval's 553 to test",
+        train=Source(f"{FLOW_GRPO}/geneval/train_metadata.jsonl", blob="0b97e8a6802c08fc7537cd00c76ae79c851bddcb"),
+        heldout=Source(
+            f"{FLOW_GRPO}/geneval/test_metadata.jsonl",
+            sha256="cec4b24b9fee7bac21c8f787054ecc8dc9ff831674037713a4cd35e0f0a74a28",
+            read=_different,
+        ),
+    ),
+    "drawbench": PromptSet(
+        about="DrawBench, as DiffusionNFT ships it",
+        heldout=Source(
+            f"{DIFFUSION_NFT}/drawbench/test.txt",
+            sha256="9006b98feabb94b28a2bc0c88de42fd4f31a9ec3c2a19e308a02c5385b7172f0",
+            read=_different,
+        ),
+    ),
+    "parti": PromptSet(
+        about="PartiPrompts (P2)",
+        heldout=Source(
+            f"{PARTI}/PartiPrompts.tsv",
+            sha256="fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
+            read=_column("Prompt", "\t"),
+        ),
+    ),
+    "dpg": PromptSet(
+        about="DPG-Bench, long prompts",
+        heldout=Source(
+            f"{ELLA}/dpg_bench/dpg_bench.csv",
+            blob="98457fc9901943f51ff9a30367250fc292533bed",
+            read=_column("text", ","),
+        ),
+    ),
+    "geneval2": PromptSet(
+        about="GenEval 2, with its questions as metadata; the scorer `geneval` does not read them",
+        heldout=Source(
+            f"{GENEVAL_2}/geneval2_data.jsonl",
+            sha256="09233adbc9f877fba205f1a20efa4a8640e7e62a91dfd55893562bed8a928e43",
+        ),
+    ),
+}
+"""The sets by name."""
+
+
+def fetch_set(name: str, found: PromptSet, folder: Path) -> Iterator[tuple[str, Path, str]]:
+    """Make the prompt files of a set, from the cache or its addresses.
+
+    Args:
+        name: the set's name.
+        found: the set.
+        folder: cache; the files go to a folder of the set's name in it.
+
+    Yields:
+        The key under `data` that takes a file, its path, and what is known of the content.
+
+    Raises:
+        PromptError: an address does not answer or sends something else.
+        RunFolderError: the cache cannot be written.
+    """
+    for key, source in (("train", found.train), ("heldout", found.heldout)):
+        if source is None:
+            continue
+        raw = folder / name / Path(source.url).name
+        with writing(raw, "--cache"):
+            raw.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not raw.exists()
+            if is_new:
+                _download(source.url, raw)
+        known = _checked(source, raw, is_new=is_new)
+        yield key, _as_prompts(source, raw, key), known
+
+
+def _as_prompts(source: Source, raw: Path, key: str) -> Path:
+    if source.read is None:
+        return raw
+    suffix = ".jsonl" if raw.suffix == ".jsonl" else ".txt"
+    path = raw.with_name(f"{key}_prompts{suffix}")
+    try:
+        lines = source.read(raw.read_text(encoding="utf-8"))
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
+        raise PromptError(f"{raw} must have the published form, got {one_line(error)}: delete it") from None
+    with writing(path, "--cache"):
+        write_whole(path, "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def _checked(source: Source, raw: Path, *, is_new: bool) -> str:
+    """Compare the content with the published hash, and remove a wrong file."""
+    sha256 = sha256_of(raw)
+    if source.sha256:
+        wanted, got, kind = source.sha256, sha256, "sha256"
+    else:
+        content = raw.read_bytes()
+        wanted, kind = source.blob, "git id"
+        got = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if got != wanted:
+        raw.unlink()
+        raise PromptError(f"{source.url} must have the {kind} {wanted}, got {got}: the file is removed; fetch it again")
+    if source.sha256:
+        return f"sha256 {sha256[:16]}… as pinned"
+    record = raw.with_name(f"{raw.name}.sha256")
+    if is_new:
+        write_whole(record, json.dumps({"url": source.url, "sha256": sha256}) + "\n")
+    return f"git id as in the commit; sha256 {sha256[:16]}… recorded at the first fetch in {record.name}"
+
+
+def _download(url: str, path: Path) -> None:
+    """Fetch a file whole; what an earlier try left continues."""
+    import httpx2
+
+    partial = path.with_name(f"{path.name}.partial")
+    held = partial.stat().st_size if partial.exists() else 0
+    headers = {"accept-encoding": "identity"} | ({"range": f"bytes={held}-"} if held else {})
+    try:
+        with httpx2.stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as reply:
+            if reply.status_code == 416:  # nothing is left, or another file is there now; the hash tells
+                os.replace(partial, path)
+                return
+            reply.raise_for_status()
+            with partial.open("ab" if reply.status_code == 206 else "wb") as file:
+                for chunk in reply.iter_bytes():
+                    file.write(chunk)
+                    if file.tell() > MOST_BYTES:
+                        raise PromptError(
+                            f"{url} must have at most {MOST_BYTES} bytes, got more: this is no prompt set"
+                        )
+    except httpx2.HTTPError as error:
+        raise PromptError(
+            f"{url} cannot be fetched: {one_line(error) or type(error).__name__}; run the command again to go on, or"
+            f" put the file at {path}"
+        ) from None
+    os.replace(partial, path)

@@ -1,0 +1,120 @@
+"""Fetched prompt sets, from a local server in place of their public addresses."""
+
+import hashlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+
+import pytest
+
+from deploy.tools.prompts import sets as prompt_sets
+from deploy.tools.prompts.sets import SETS, PromptSet, Source, fetch_set
+from protocol.errors import PromptError
+from tests.support.commands import run_cli
+
+TEXT = "a cat\na dog\na cat\n"
+TABLE = 'Prompt\tNote\na cat\tx\n"a ""red""\ndog"\ty\na cat\tz\n'
+
+
+class Server(BaseHTTPRequestHandler):
+    """Serves `files`, and parts of them; after `breaks_after` bytes it closes the connection once."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    asked: ClassVar[list[str | None]] = []
+    breaks_after: ClassVar[int | None] = None
+
+    def do_GET(self) -> None:
+        content, part = self.files.get(self.path), self.headers.get("range")
+        self.asked.append(part)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(part.removeprefix("bytes=").rstrip("-")) if part else 0
+        if start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if part else 200)
+        self.send_header("content-length", str(len(content) - start))
+        self.end_headers()
+        stop, Server.breaks_after = Server.breaks_after, None
+        self.wfile.write(content[start : len(content) if stop is None else stop])
+
+    def log_message(self, *words: object) -> None:
+        del words
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    Server.files = {"/train.txt": TEXT.encode(), "/table.tsv": TABLE.encode()}
+    Server.asked, Server.breaks_after = [], None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def pinned(url: str, text: str = TEXT, **more: object) -> Source:
+    return Source(url, sha256=hashlib.sha256(text.encode()).hexdigest(), **more)  # type: ignore[arg-type]
+
+
+def test_a_set_is_fetched_once_and_then_taken_from_the_cache(address: str, tmp_path: Path) -> None:
+    found = PromptSet(about="", train=pinned(f"{address}/train.txt"))
+    for _ in range(2):
+        ((key, path, known),) = fetch_set("mine", found, tmp_path)
+        assert (key, path.read_text()) == ("train", TEXT)
+        assert "as pinned" in known
+    assert Server.asked == [None]
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["train.txt"]
+
+
+def test_an_interrupted_download_goes_on_where_it_ended(address: str, tmp_path: Path) -> None:
+    found = PromptSet(about="", train=pinned(f"{address}/train.txt"))
+    Server.breaks_after = 5
+    with pytest.raises(PromptError, match=r"cannot be fetched: .*; run the command again to go on, or put the file at"):
+        list(fetch_set("mine", found, tmp_path))
+    assert (tmp_path / "mine" / "train.txt.partial").read_text() == "a cat"
+    ((_, path, _),) = fetch_set("mine", found, tmp_path)
+    assert path.read_text() == TEXT
+    assert Server.asked == [None, "bytes=5-"]
+
+
+def test_other_content_is_refused_and_removed(address: str, tmp_path: Path) -> None:
+    for source in (pinned(f"{address}/train.txt", "other"), Source(f"{address}/train.txt", blob="00")):
+        with pytest.raises(PromptError, match="must have the (sha256|git id) .*, got .*: the file is removed"):
+            list(fetch_set("mine", PromptSet(about="", train=source), tmp_path))
+        assert not list((tmp_path / "mine").glob("train*"))
+    with pytest.raises(PromptError, match="404"):
+        list(fetch_set("mine", PromptSet(about="", train=pinned(f"{address}/none.txt")), tmp_path))
+
+
+def test_a_file_that_we_could_not_read_is_checked_by_its_git_id_and_its_sha256_is_recorded(
+    address: str, tmp_path: Path
+) -> None:
+    blob = hashlib.sha1(f"blob {len(TEXT)}\0{TEXT}".encode(), usedforsecurity=False).hexdigest()
+    ((_, path, known),) = fetch_set(
+        "mine", PromptSet(about="", train=Source(f"{address}/train.txt", blob=blob)), tmp_path
+    )
+    sha256 = hashlib.sha256(TEXT.encode()).hexdigest()
+    assert f"sha256 {sha256[:16]}… recorded at the first fetch" in known
+    assert sha256 in (path.parent / "train.txt.sha256").read_text()
+
+
+def test_tables_become_prompt_files_without_repetitions(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    table = pinned(f"{address}/table.tsv", TABLE, read=SETS["parti"].heldout.read)  # type: ignore[union-attr]
+    monkeypatch.setattr(prompt_sets, "SETS", {"mine": PromptSet(about="", heldout=table)})
+    assert run_cli(monkeypatch, "prompts", "mine", "--cache", str(tmp_path)) == 0
+    path = tmp_path / "mine" / "heldout_prompts.txt"
+    assert f"data.heldout={path}  (sha256 " in capsys.readouterr().out
+    assert path.read_text() == 'a cat\na "red" dog\n'
+
+
+def test_every_published_set_is_pinned() -> None:
+    sources = [source for each in SETS.values() for source in (each.train, each.heldout) if source]
+    assert len(sources) == 10
+    assert all(len(source.sha256 or "") == 64 or len(source.blob or "") == 40 for source in sources)
+    assert all(source.url.startswith("https://") for source in sources)
