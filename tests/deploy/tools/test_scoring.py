@@ -16,7 +16,7 @@ from deploy.tools.estimate import Estimate, count_evaluations, count_shard, esti
 from deploy.tools.measure import assumed_tflops
 from deploy.tools.scoring import measured_lines, scoring_lines, seconds_of
 from protocol.config.run import RunConfig
-from rewards.scores import judged
+from rewards.scores import scored
 
 Config = Callable[..., RunConfig]
 RATE = assumed_tflops("H100")
@@ -77,7 +77,7 @@ class Mean:
 
     def score(self, images, prompts, metadata):
         self.shapes.append(images.shape)
-        return judged(images.mean((1, 2, 3)))
+        return scored(images.mean((1, 2, 3)))
 
 
 def test_a_scorer_is_measured_on_random_images_of_the_run_s_size(tiny_config: Config, tmp_path: Path) -> None:
