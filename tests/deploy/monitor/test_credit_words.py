@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deploy.monitor.credit_words import words_of
-from learner.credit.rules import calibrated, gae, gains, calibrated_tree, tree, uniform
+from learner.credit.rules import calibrated, calibrated_tree, gae, gains, tree, uniform
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import RULES, CreditConfig
 from protocol.status import CreditWords
