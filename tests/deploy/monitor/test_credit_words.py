@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deploy.monitor.credit_words import words_of
-from learner.credit.rules import calibrated, gae, gains, judged, tree, uniform
+from learner.credit.rules import calibrated, calibrated_tree, gae, gains, tree, uniform
 from learner.credit.turning_point import turning_point
 from protocol.config.credit import RULES, CreditConfig
 from protocol.status import CreditWords
@@ -60,7 +60,7 @@ def test_the_examples_of_trees_are_what_the_rules_give() -> None:
     assert [means[0, 0, 0], *ends[0, :, 0]] == [0.5, 1.0, 0.0]
     assert says(words("tree").example + " 1.0 0.0", means[0, 0, 0].item(), 1.0, 0.0)
     # A third member with a reward of 1 makes the mean 2/3; the slope of the example is that of its iteration.
-    _, slopes = judged(ends, others, finals)
+    _, slopes = calibrated_tree(ends, others, finals)
     assert slopes.shape == (1,)
     mean, slope = 0.667, 0.559
     assert says(words("tree", "calibrated").example, (1 - mean) - slope * (0 - mean), (0 - mean) - slope * (1 - mean))
