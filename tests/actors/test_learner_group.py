@@ -17,6 +17,7 @@ import ray
 import torch
 from ray._private.worker import global_worker
 
+from actors import learners
 from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
 from flow.rollout import RolloutPolicy
@@ -31,6 +32,12 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 Config = Callable[..., RunConfig]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may start late on a busy machine, and the group has all its workers nevertheless."""
+    monkeypatch.setattr(learners, "SETTLE_S", 120.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -148,7 +148,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(key: str, message: str) -> 
         ("rewards", {}, "rewards: "),
         ("rewards.geneval", {"weight": 2.0}, "rewards.geneval.scorer must be given"),
         ("evaluation.component", "genval/strict", r"\['geneval'\], got 'genval'"),
-        ("model", "sd3", "model: .*got 'sd3'"),
+        ("model", "sd3", "model is a section, got 'sd3': write model.path=sd3"),
         ("learner.learning_rate", float("nan"), "learner.learning_rate: "),
         ("learner.decay", {"iterations": 5, "to": 1e-3}, r"0.0003.*got 0.001"),
         ("learner.decay", {"iterations": 5}, "learner.decay.to"),
