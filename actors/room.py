@@ -133,9 +133,12 @@ class Room:
                 return  # what is free is known only at the next look
 
     def _fewest(self, needy: Role, roles: Sequence[Role], free: Free) -> list[tuple[Role, Member]]:
-        """Choose the fewest actors on one node whose end makes room there; empty if a node has room, or none can."""
+        """Choose the fewest actors on one node whose end makes room there; empty if a node has room, or none can.
+
+        Learner workers come last: their end costs the iterations since the checkpoint.
+        """
         found = [ending for node, room in free.items() if (ending := self._on(node, room, needy, roles)) is not None]
-        return min(found, key=len, default=[])
+        return min(found, key=lambda each: (any(giver is roles[0] for giver, _ in each), len(each)), default=[])
 
     def _on(
         self, node: str, room: Mapping[str, float], needy: Role, roles: Sequence[Role]

@@ -115,6 +115,19 @@ def test_the_learner_goes_before_rollout_actors_that_wait(tiny_config, monkeypat
     run_at_once(scenario())
 
 
+def test_a_rollout_actor_ends_for_a_reward_rather_than_a_learner_worker(tiny_config, monkeypatch):
+    async def scenario() -> None:
+        nodes = FakeNodes(layout := ["LL", "RW", "RR"], monkeypatch)
+        fleet = fleet_of(tiny_config, nodes, layout)
+        await fleet.start()
+        nodes.lose(1)
+        await asyncio.wait_for(fleet.iterate(), GOAL_S)
+        assert fleet.counts() == {"ro": (1, 3), "re": (1, 1), "le": (2, 2)}
+        fleet.stop()
+
+    run_at_once(scenario())
+
+
 def test_idle_actors_on_a_dead_node_are_no_longer_ready_within_seconds(tiny_config, monkeypatch):
     async def scenario() -> None:
         nodes = FakeNodes(layout := ["RR", "RW", "LL"], monkeypatch)

@@ -450,9 +450,14 @@ class Job:
         assert ended == code, f"it ended with {ended}:\n{self.text}"
         return self.text
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """Stop the job if it still goes on."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             for job in self._ids():
                 command = ["ray", "job", "stop", "--address", self._cluster.jobs, job]
                 self._cluster.laptop.run(command, code=None, timeout_s=200)

@@ -42,7 +42,7 @@ class Loss:
     detected_s: float
     """Seconds from the fault until Ray calls the node dead."""
     lost_s: float
-    """Seconds from there until a new iteration is done, repeated ones included."""
+    """Seconds from there until a new iteration is done, repeated ones included; 0 if the run had ended by then."""
 
     def row(self) -> str:
         """A row of the table."""
@@ -76,7 +76,8 @@ def lose(cluster: Cluster, fault: str, layout: str, expected: Story, *, number: 
     cluster.release()
     until(lambda: cluster.dead_nodes() > dead, f"Ray calls {node.name} dead")
     detected, reached = time.monotonic(), cluster.iteration(run)
-    until(lambda: cluster.iteration(run) > reached, f"{run} goes on; on the nodes: {_held(cluster, run)}", seconds=600)
+    what = f"{run} goes on; on the nodes: {_held(cluster, run)}"
+    until(lambda: job.has_ended or cluster.iteration(run) > reached, what, seconds=300)
     loss = Loss(fault, shown, detected - began, time.monotonic() - detected)
     job.finish()
     _mend(cluster, node, fault)
