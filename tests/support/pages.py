@@ -18,6 +18,7 @@ PROGRAM = r"(?:\w+=\S* )*(?:\S*/)?(?:flowcredit|python3?) (?!-c)|curl "
 NOT_RUN = {
     r"model\.quantize=": "needs the extra package torchao",
     r"\b(sd35|flux)_": "needs the weights of a model from the hub",
+    r"^flowcredit prompts flow_grpo": "needs a network; tests/deploy/tools/prompts has a local one",
     r"^flowcredit serve-rewards ocr pickscore": "needs the weights of a model from the hub",
     r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/cluster/test_jobs.py runs them",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
