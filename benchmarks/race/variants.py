@@ -45,6 +45,9 @@ METHODS = (
     "branch_grpo",
     "granular_grpo",
     "dgpo",
+    "dgpo_ema",
+    "elbo",
+    "ram",
     "flow_dppo",
     "grpo_guard",
 )
@@ -205,6 +208,11 @@ VARIANTS: Mapping[str, Variant] = {
     # Every second point only; its steps share what they earned.
     "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
     "calibrated, every 2, tiny": Variant("stepwise_calibrated", ("completion.every=2", *TINY)),
+    # The other ELBO policy gradients, and NormGuard on the demo's method.
+    "elbo, EPG": Variant("elbo", ("learner.forward.loss=epg",)),
+    "elbo, PAR": Variant("elbo", ("learner.forward.loss=par",)),
+    "elbo, no ratio": Variant("elbo", ("learner.forward.has_ratio=false",)),
+    "stepwise_tree, NormGuard": Variant("stepwise_tree", ("learner.norm_guard=0.1",)),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
     **{f"{name}, step credit": Variant(name, STEP_CREDIT) for name in ("diffusion_nft", "awm")},
     "diffusion_nft, step credit, first half": Variant("diffusion_nft", (*STEP_CREDIT, *FIRST_HALF)),

@@ -334,9 +334,11 @@ def count_evaluations(config: RunConfig, shard: ShardCounts, *, forward: float, 
     pairs, states = (
         config.learner.epochs * shards * sum(sorted(counts)[-trained:]) for counts in (shard.pairs, shard.states)
     )
-    compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
-    weighs_groups = config.learner.objective == "dgpo"
-    each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
+    learner = config.learner
+    compares_old = config.is_forward and (learner.objective != "awm" or learner.old.weight > 0)
+    others = compares_old + learner.needs_reference
+    # `dgpo` runs all of them once more, without a gradient, for the group's weight.
+    each = gradient + others + (1 + others if learner.objective == "dgpo" else 0)
     return Evaluations(
         trajectories=shards * config.group.shard,
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),

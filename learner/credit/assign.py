@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from learner.credit.normalisers import NORMALISERS, Normaliser, updated_baseline
+from learner.credit.normalisers import NORMALISERS, Normaliser, divided, updated_baseline
 from learner.credit.restraint import doubtful, scaled_by_distance
 from learner.credit.rules import step_rewards
 from learner.credit.tables import RewardTables
@@ -51,11 +51,11 @@ def assign_credit(
     """Assign credit to all groups of an iteration, mixed as `config.mixture` says.
 
         rewards:    the weighted sum of raw scores is credited and normalised as one reward
-        advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone, clamped (MixGRPO, arXiv 2507.21802)
+        advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone (MixGRPO, arXiv 2507.21802)
 
     With `advantages` a reward's weight is its share of the update, whatever its scale and spread are. MixGRPO divides
-    the weights by their sum and clamps the mixture instead; here weights are used as given. A point that one reward
-    could not score is missing for all. Step rewards, values and slopes are the mixture's.
+    the weights by their sum; here they are used as given. The sum is clamped, as in MixGRPO and Granular-GRPO. A point
+    that one reward could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
         tables: rewards of the iteration.
@@ -72,13 +72,17 @@ def assign_credit(
         ContractError: a reward that `advantages` mixes has no score where the mixture has one, or the reward of
             `config.diversity` is no distance.
     """
-    credit = _assign(tables, config, step_weights, baseline)
+    credit = _assign(tables, config, baseline)
     if config.mixture == "advantages":
         parts = [
-            weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
+            weight * _assign(_alone(tables, name), config, baseline).advantages
             for name, weight in reward_weights.items()
         ]
         credit = replace(credit, advantages=torch.stack(parts).sum(0))
+    advantages = credit.advantages.clamp(-config.advantage_clip, config.advantage_clip)
+    if config.step_weights.rule != "none":
+        advantages = advantages * step_weights
+    credit = replace(credit, advantages=advantages)
     if config.diversity:
         distances = _finals(tables, config.diversity)
         scaled = [scaled_by_distance(*group) for group in zip(credit.advantages, distances, strict=True)]
@@ -96,10 +100,9 @@ def assign_credit(
 def _assign(
     tables: RewardTables,
     config: CreditConfig,
-    step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None,
 ) -> Assignment:
-    """Assign credit by `tables.rewards` and by the rewards of further granularities."""
+    """Assign credit by `tables.rewards` and by the rewards of further granularities; without clamp and weights."""
     earned = step_rewards(tables, config)
     rewards = earned.step_rewards
     pool = rewards.flatten(0, 1)
@@ -112,15 +115,14 @@ def _assign(
         advantages = advantages + torch.stack([normalise(group) for group in own])
         rewards = rewards + own
     rewards = rewards / (1 + len(tables.further))
-    advantages = advantages.clamp(-config.advantage_clip, config.advantage_clip)
-    if config.step_weights.rule != "none":
-        advantages = advantages * step_weights
     return Assignment(
         step_rewards=rewards, advantages=advantages, baseline=after, slopes=earned.slopes, values=earned.values
     )
 
 
 def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Float[Tensor, " T"] | None) -> Normaliser:
+    if isinstance(config.scale, float):
+        return partial(divided, divisor=config.scale)
     normalise = partial(
         NORMALISERS[config.normalise],
         epsilon=config.epsilon,

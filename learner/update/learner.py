@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ class Learner:
         """Begin the update of an iteration; one that did not finish is undone."""
         if self._update:
             self.restore(self._update.before)
-        self._update = Update(self._config, self.state(), self._policy.strides)
+        self._update = Update(self._config, self.state(), self._policy.strides, steps_before=self._steps())
         self._wake()
         self._work()
         self._lanes.clear()
@@ -197,7 +196,7 @@ class Learner:
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, update.credits
         if self._old:
-            self._old.update(self._optimizer_steps())
+            self._old.update(self._steps())
         trained = update_metrics(
             (piece for found in findings for piece in found.pieces),
             update.steps,
@@ -229,7 +228,7 @@ class Learner:
 
         Its version is `iteration`. During an update it is the adapter before that update.
         """
-        if not self._config.rolls_out_old:
+        if not self._old_rolls_out:
             return self._trained()
         return (self._update.before.old if self._update else self._copied(self._old)) or self._trained()
 
@@ -316,7 +315,12 @@ class Learner:
     @property
     def _keeps_idle(self) -> bool:
         """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives apply to them."""
-        return self._config.learner.kl.weight > 0 or self._config.is_forward
+        return self._config.learner.needs_reference or self._config.is_forward
+
+    @property
+    def _old_rolls_out(self) -> bool:
+        """Whether `old` rolls out with the newest version; during an update, the version before it."""
+        return self._config.learner.rolls_out_old(self._update.steps_before if self._update else self._steps())
 
     def _wake(self) -> None:
         """Move the model back to the GPU if it rests in host memory between updates."""
@@ -382,7 +386,7 @@ class Learner:
         if every and self.iteration % every == 0 and is_own:
             (rollout,) = self._fetch([task.shard.rollout])
             bound, device = self._config.learner.probe_bound, self._device
-            with self._lora.holding(self._old.tensors) if self._old and self._config.rolls_out_old else nullcontext():
+            with self._lora.holding(self._old.tensors) if self._old and self._old_rolls_out else nullcontext():
                 if rollout.log_probs is None:
                     self._running.probed = probe_clean(
                         self._policy, rollout, seed=self._config.seed, bound=bound, device=device
@@ -431,7 +435,7 @@ class Learner:
             )
             is_group = config.learner.objective == "dgpo"
             noised = noised_batches(task, rollout, device=device, choice=batch.choice, shares_noise=is_group)
-            noised = (replace(each, weight=forward.group_weight(each)) for each in noised) if is_group else noised
+            noised = map(forward.weighed, noised) if is_group else noised
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
             return
@@ -459,10 +463,10 @@ class Learner:
         if is_overflow:
             return None, None
         if self._average:
-            self._average.update(self._optimizer_steps())
+            self._average.update(self._steps())
         return norm.item(), zeros
 
-    def _optimizer_steps(self) -> int:
+    def _steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
 

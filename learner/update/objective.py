@@ -61,12 +61,12 @@ class Objective:
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
-        reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
+        reference = self._reference(micro_batch, conditioning) if self.config.needs_reference else None
         transition, velocity = self.policy.transition(
             micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
         )
         loss, ratio, outside = self._policy_term(micro_batch, transition)
-        kl = torch.zeros_like(loss)
+        kl, own = torch.zeros_like(loss), {}
         if reference is not None:
             kl = divergence(
                 self.config.kl,
@@ -75,13 +75,18 @@ class Objective:
                 step_size=self.policy.step_size(micro_batch.k),
             )
             kl = kl if micro_batch.doubtful is None else kl * micro_batch.doubtful
+            excess, ratios = norm_excess(velocity, reference[1])
+            own["velocity_norm_ratio"] = ratios.detach()
             loss = loss + self.config.kl.weight * kl
+            if self.config.norm_guard:
+                loss = loss + self.config.norm_guard * excess
         return PairLosses(
             loss=loss * micro_batch.valid,
             ratio=ratio,
             outside=outside,
             kl=kl.detach() * micro_batch.valid,
             valid=micro_batch.valid,
+            own=own,
         )
 
     def _policy_term(
@@ -157,6 +162,27 @@ def divergence(
         return (policy[1] - reference[1]).square().flatten(1).mean(1)
     full = policy[0].kl(reference[0])
     return full * step_size if config.rule == "no_dt" else full
+
+
+def norm_excess(
+    velocity: Float[Tensor, "B ..."], reference: Float[Tensor, "B ..."]
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """NormGuard's hinge (arXiv 2606.27771): max(0, ||v|| - ||v_ref||), with ||v|| = sqrt(mean_d v^2).
+
+    RL makes velocities longer than those of the reference, which earns no reward and costs quality. The root mean
+    square is ours: the paper's weight and its norm, a sum or a mean, are not known.
+
+    Args:
+        velocity: v, carries the gradient [B, ...].
+        reference: v_ref [B, ...].
+
+    Returns:
+        The hinge, and ||v|| / ||v_ref||, of each pair [B].
+    """
+    own, other = (
+        torch.linalg.vector_norm(each.flatten(1), dim=1) / each[0].numel() ** 0.5 for each in (velocity, reference)
+    )
+    return (own - other).clamp(min=0), own / other
 
 
 def clipped_surrogate(

@@ -88,7 +88,7 @@ class RateDecay(Section):
 
 
 class ForwardConfig(Section):
-    """The objectives of the forward process, `nft`, `awm` and `dgpo`."""
+    """The objectives of the forward process."""
 
     beta: float = Field(default=1.0, gt=0.0, le=1.0)
     """`nft`: beta in (0, 1]; v+ and v- lie beta (v - v_old) away from v_old, one forwards and one backwards."""
@@ -97,10 +97,21 @@ class ForwardConfig(Section):
     preference: float = Field(default=100.0, gt=0.0)
     """`dgpo`: beta of the group's weight, above 0. With a larger beta, a group that the policy already prefers loses
     its weight sooner."""
+    compared: Literal["base", "old"] = "base"
+    """`dgpo`: whom the policy is compared with in the group's weight: the KL's reference, or the adapter `old`."""
+    clip_range: float = Field(default=1e-2, gt=0.0)
+    """`dgpo`: c, above 0. A member whose matching loss has moved further than this from that of `old`, in the direction
+    of its advantage, has no gradient."""
+    loss: Literal["epg", "pepg", "par"] = "pepg"
+    """`elbo`: the policy gradient of the likelihood; `pepg` and `par` also hold the likelihood near that of `old`."""
+    has_ratio: bool = True
+    """`elbo`: weigh each pair with exp(likelihood - likelihood of `old`)."""
+    multiplier: float = Field(default=1.0, gt=0.0)
+    """`ram`: m, above 0: how far the target moves from the reference for an advantage of 1."""
 
 
 class OldConfig(Section):
-    """The adapter `old` of the objectives `nft`, `awm` and `dgpo`: a running mean that moves once in each iteration.
+    """The adapter `old` of the forward objectives: a running mean that moves once in each iteration.
 
     old <- d old + (1 - d) adapter, d = min(rate max(0, n - flat), most), with n the optimizer steps of the run so far.
     """
@@ -113,10 +124,15 @@ class OldConfig(Section):
     """Largest d, in [0, 1)."""
     weight: float = Field(default=0.0, ge=0.0)
     """`awm`: weight of mean_d (v - v_old)^2, at least 0; 0 switches the term and its forward off."""
+    rolls_out_after: int | None = Field(default=None, ge=0)
+    """`dgpo` and `awm`: optimizer steps after which `old` rolls out instead of the trained adapter; null: never. With
+    `nft`, `elbo` and `ram` it always does."""
 
 
-FORWARD = ("nft", "awm", "dgpo")
+FORWARD = ("nft", "awm", "dgpo", "elbo", "ram")
 """Objectives of the forward process: they noise clean latents anew and need no log-prob."""
+OLD_ROLLS_OUT = ("nft", "elbo", "ram")
+"""Those whose rollouts are those of the adapter `old`."""
 
 
 class LearnerConfig(Section):
@@ -151,16 +167,20 @@ class LearnerConfig(Section):
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
     nats per latent element."""
-    objective: Literal["clipped", "guarded", "masked", "nft", "awm", "dgpo"] = "clipped"
+    objective: Literal["clipped", "guarded", "masked", "nft", "awm", "dgpo", "elbo", "ram"] = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip. Of the forward process: `nft`, DiffusionNFT; `awm`, Advantage Weighted
-    Matching; `dgpo`, Direct Group Preference Optimization."""
+    Matching; `dgpo`, Direct Group Preference Optimization; `elbo`, policy gradients of the finished image's likelihood;
+    `ram`, Reinforce Adjoint Matching."""
     forward: ForwardConfig = ForwardConfig()
-    """Settings of `nft`, `awm` and `dgpo`."""
+    """Settings of the forward objectives."""
     old: OldConfig = OldConfig()
-    """The adapter `old` of `nft`, `awm` and `dgpo`."""
+    """The adapter `old` of the forward objectives."""
     kl: KlConfig = KlConfig()
     """The KL penalty."""
+    norm_guard: float = Field(default=0.0, ge=0.0)
+    """lambda of NormGuard, at least 0: weight of the penalty on velocities that are longer than the reference's. Length
+    is the root mean square over latent elements; 0 switches the term off."""
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
@@ -168,6 +188,17 @@ class LearnerConfig(Section):
     probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether each pair is also evaluated by the KL's reference."""
+        compares = self.objective == "dgpo" and self.forward.compared == "base"
+        return self.kl.weight > 0 or self.norm_guard > 0 or self.objective == "ram" or compares
+
+    def rolls_out_old(self, steps: int) -> bool:
+        """Say whether `old` rolls out, not the trained adapter, after this number of the run's optimizer steps."""
+        after = self.old.rolls_out_after
+        return self.objective in OLD_ROLLS_OUT or (after is not None and steps > after)
 
     def rate(self, iteration: int) -> float:
         """Compute the learning rate of an iteration, from 0."""

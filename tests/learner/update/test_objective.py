@@ -20,7 +20,7 @@ from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import Learner
 from learner.update.metrics import PieceStatistics, StepStatistics, update_metrics
 from learner.update.micro_batches import MicroBatch
-from learner.update.objective import Objective, divergence
+from learner.update.objective import Objective, divergence, norm_excess
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
@@ -258,6 +258,30 @@ def with_other(groups: list[ScoredGroup], sign: float) -> list[ScoredGroup]:
         return replace(shard, scores=replace(scores, components={**scores.components, "other": sign * scores.values}))
 
     return [replace(group, shards=tuple(map(told, group.shards))) for group in groups]
+
+
+def test_norm_guard_s_hinge_is_the_one_worked_by_hand_and_spares_shorter_velocities() -> None:
+    """Lengths .8602325 and .7211103 over sqrt(2); their difference .1391223 likewise."""
+    long, short = torch.tensor([[0.5, 0.7]], requires_grad=True), torch.tensor([[0.4, 0.6]])
+    excess, ratio = norm_excess(long, short)
+    assert excess.item() == pytest.approx(0.1391223 / 2**0.5, abs=1e-6)
+    assert ratio.item() == pytest.approx(0.8602325 / 0.7211103, abs=1e-6)
+    (slope,) = torch.autograd.grad(excess.sum(), long)
+    assert slope[0].tolist() == pytest.approx([0.5 / 0.8602325 / 2**0.5, 0.7 / 0.8602325 / 2**0.5], abs=1e-6)
+    assert norm_excess(short, long)[0].item() == 0.0
+
+
+@pytest.mark.parametrize("objective", ["clipped", "elbo"])
+def test_norm_guard_keeps_velocities_shorter(tiny_config: Config, objective: str) -> None:
+    """Every velocity of this adapter is longer than the base model's; a large weight shortens them."""
+    ratios = {}
+    for weight in (1e-9, 1e4):
+        settings = {"learning_rate": 0.02, "updates_per_iteration": 1, "objective": objective, "norm_guard": weight}
+        config = tiny_config(learner=settings)
+        learner, policy = Learner(config), RolloutPolicy(config)
+        for _ in range(3):
+            ratios[weight] = iterate(learner, policy, config)["train/velocity_norm_ratio_mean"]
+    assert ratios[1e4] < ratios[1e-9]
 
 
 def test_the_update_holds_back_those_whom_an_auxiliary_scorer_doubts(tiny_config: Config) -> None:

@@ -95,6 +95,11 @@ CASES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "masked": {"learner": {"objective": "masked", "epochs": 2}},
         "nft": {"learner": FORWARD | {"objective": "nft"}, **ODE},
         "awm": {"learner": FORWARD | {"objective": "awm", "epochs": 2}, **ODE},
+        "elbo, PAR, and NormGuard": {
+            "learner": FORWARD | {"objective": "elbo", "forward": {"loss": "par"}, "norm_guard": 0.5},
+            **ODE,
+        },
+        "NormGuard": {"learner": {"norm_guard": 0.5}},
         "nft with step credit": {"learner": FORWARD | {"objective": "nft"}},
         "a reference that moves": {"learner": {"kl": {"weight": 0.1, "reset_every": 1}}},
         "a reference that moves, nft": {

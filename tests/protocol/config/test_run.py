@@ -206,7 +206,15 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
                 "sampling": {"kernel": "ode", "shared_noise": False, "tail": {"rule": "tweedie"}},
                 "learner": {"objective": "nft"},
             },
-            "sampling.tail must be {rule: schedule, solver: euler} for kernel ode, which has no last stochastic step",
+            "sampling.tail.rule must be `schedule` for kernel ode, got 'tweedie': the noise levels of the schedule are",
+        ),
+        (
+            {"learner": {"objective": "elbo", "old": {"rolls_out_after": 500}}},
+            "learner.old.rolls_out_after must be null for objective elbo, got 500: only dgpo and awm begin with",
+        ),
+        (
+            {"credit": {"scale": 10.0}},
+            "credit.normalise must be `centred` with a number as credit.scale, got 'per_step'",
         ),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
         (
@@ -227,7 +235,8 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         ),
         (
             {"sampling": ODE},
-            "sampling.kernel ode needs one of the objectives ['nft', 'awm', 'dgpo'], got learner.objective 'clipped'",
+            "sampling.kernel ode needs one of the objectives ['nft', 'awm', 'dgpo', 'elbo', 'ram'], got"
+            " learner.objective 'clipped'",
         ),
         (
             {"sampling": ODE, "learner": {"objective": "nft"}},
@@ -266,6 +275,7 @@ def test_rollout_actors_keep_the_adapters_of_rollouts_and_of_evaluations() -> No
     assert held() == 2
     assert held(objective="awm") == 2
     assert held(objective="nft") == 4
+    assert held(objective="awm", old={"rolls_out_after": 500}) == 4
 
 
 def test_the_tree_is_frozen() -> None:
