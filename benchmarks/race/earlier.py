@@ -28,7 +28,6 @@ from learner.credit.normalisers import deviations, per_step
 from learner.credit.rules import gae
 from learner.credit.tables import RewardTables, along_windows
 from protocol.config.credit import CreditConfig
-from protocol.config.learning import KlConfig
 
 METHOD = "stepwise_calibrated"
 RUNS = Path("runs/earlier")
@@ -50,7 +49,6 @@ class Earlier:
         reward_weights: Mapping[str, float],
         step_weights: Float[Tensor, " T"],
         baseline: Float[Tensor, " T"] | None = None,
-        kl: KlConfig | None = None,
     ) -> Assignment:
         """Assign the credit of one iteration; the arguments are those of `assign_credit`."""
         if self._rewards is None or not torch.equal(tables.rewards.nan_to_num(), self._rewards):
@@ -61,7 +59,6 @@ class Earlier:
             reward_weights=reward_weights,
             step_weights=step_weights,
             baseline=baseline,
-            kl=kl,
         )
         if self._before is None:
             return self._own

@@ -33,7 +33,7 @@ GIB = 2**30
 CONTEXT = int(0.8 * GIB)
 """Bytes of GPU memory that a process takes before its first tensor, with the libraries' workspaces: a rough guess."""
 
-KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "reference", "running mean")
+KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "running mean")
 """Kinds of memory that stay on the GPU with `cluster.offload`."""
 SMALL = 64
 """Numbers in a latent of the stand-in for the model."""
@@ -187,7 +187,6 @@ def estimate_of(
         **({"context": CONTEXT} if config.cluster.learner.gpus else {}),
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
-        **({"reference": 4 * trained} if config.learner.kl.moves else {}),
         **({"running mean": 4 * trained} if config.learner.average.decay else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from learner.credit.normalisers import NORMALISERS, Normaliser, divided, updated_baseline
-from learner.credit.restraint import doubtful, scaled_by_distance
 from learner.credit.rules import step_rewards
 from learner.credit.tables import RewardTables
 from protocol.config.credit import CreditConfig
-from protocol.config.learning import KlConfig
 from protocol.errors import ContractError
 
 
@@ -35,8 +33,6 @@ class Assignment:
     """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None
     """Calibrated value of each point, NaN where its reward is; None unless values are calibrated."""
-    doubtful: Bool[Tensor, "G N"] | None = None
-    """The members that have the KL penalty; None for all."""
 
 
 def assign_credit(
@@ -46,7 +42,6 @@ def assign_credit(
     reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
-    kl: KlConfig | None = None,
 ) -> Assignment:
     """Assign credit to all groups of an iteration, mixed as `config.mixture` says.
 
@@ -63,14 +58,12 @@ def assign_credit(
         reward_weights: weight of each reward that trains.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: running mean gain of each step over the earlier iterations, for `ema`.
-        kl: decides which members have the KL penalty.
 
     Returns:
         Step rewards and advantages [G, N, T].
 
     Raises:
-        ContractError: a reward that `advantages` mixes has no score where the mixture has one, or the reward of
-            `config.diversity` is no distance.
+        ContractError: a reward that `advantages` mixes has no score where the mixture has one.
     """
     credit = _assign(tables, config, baseline)
     if config.mixture == "advantages":
@@ -82,19 +75,7 @@ def assign_credit(
     advantages = credit.advantages.clamp(-config.advantage_clip, config.advantage_clip)
     if config.step_weights.rule != "none":
         advantages = advantages * step_weights
-    credit = replace(credit, advantages=advantages)
-    if config.diversity:
-        distances = _finals(tables, config.diversity)
-        scaled = [scaled_by_distance(*group) for group in zip(credit.advantages, distances, strict=True)]
-        credit = replace(credit, advantages=torch.stack(scaled))
-    if kl and kl.weight and kl.auxiliary:
-        others = torch.stack([_finals(tables, name) for name in kl.auxiliary], dim=1)
-        chosen = [
-            doubtful(reward, other, share=kl.share)
-            for reward, other in zip(tables.rewards[..., -1], others, strict=True)
-        ]
-        credit = replace(credit, doubtful=torch.stack(chosen))
-    return credit
+    return replace(credit, advantages=advantages)
 
 
 def _assign(
@@ -145,9 +126,3 @@ def _alone(tables: RewardTables, name: str) -> RewardTables:
         raise ContractError(f"credit.mixture advantages needs a score of every reward, got none of {name!r}")
     further = tuple(_alone(end, name) for end in tables.further)
     return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards), further=further)
-
-
-def _finals(tables: RewardTables, name: str) -> Float[Tensor, "G N"]:
-    """Return one reward's scores of the finished images, NaN where it has none."""
-    scores = tables.scores.get(name)
-    return torch.full_like(tables.rewards[..., -1], torch.nan) if scores is None else scores[..., -1]

@@ -14,9 +14,9 @@ from torch import Tensor
 from flow.adapter.lora import Lora
 from flow.maths.transition import clean_estimate, per_sample
 from flow.policy import FlowPolicy
-from learner.update.ema import OldAdapter, ReferenceAdapter
+from learner.update.ema import OldAdapter
 from learner.update.micro_batches import NoisedBatch
-from learner.update.objective import PairLosses, norm_excess, reference_of
+from learner.update.objective import PairLosses, norm_excess
 from protocol.config.learning import LearnerConfig
 
 LEAST_WEIGHT = 1e-5
@@ -37,7 +37,7 @@ class View:
     old: Float[Tensor, "B ..."] | None
     """v_old of the adapter `old`, if the objective compares it."""
     reference: Float[Tensor, "B ..."] | None
-    """v_ref of the KL's reference, if the config needs it."""
+    """v_ref of the model without adapter, if the config needs it."""
     guidance: float
 
     @property
@@ -66,8 +66,6 @@ class ForwardObjective:
     old: OldAdapter
     advantage_clip: float
     """A_max, the bound of the advantages; `nft` and `awm` divide them by it."""
-    reference: ReferenceAdapter | None = None
-    """As in `Objective`."""
 
     def __call__(self, batch: NoisedBatch) -> PairLosses:
         """Add noise of the step's level to the clean latents, and run the policy there and the ones to compare with."""
@@ -78,7 +76,6 @@ class ForwardObjective:
         kl = torch.zeros_like(loss)
         if view.reference is not None:
             kl = _distance(view.velocity, view.reference)
-            kl = kl if batch.doubtful is None else kl * batch.doubtful
             excess, own["velocity_norm_ratio"] = norm_excess(view.velocity, view.reference)
             loss = loss + self.config.kl.weight * kl
             if self.config.norm_guard:
@@ -123,7 +120,7 @@ class ForwardObjective:
                 with self.lora.holding(self.old.tensors):
                     old = self.policy.velocity(noised, sigma, conditioning)
             if config.needs_reference:
-                with reference_of(self.lora, self.reference):
+                with self.lora.adapter_disabled():
                     reference = self.policy.velocity(noised, sigma, conditioning)
         velocity = self.policy.velocity(noised, sigma, conditioning)
         return View(batch, sigma, noised, velocity, old, reference, guidance=max(1.0, self.policy.guidance))

@@ -16,7 +16,7 @@ from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
 from learner.credit.tables import RewardTables, reward_tables
-from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
+from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat, added
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
@@ -67,7 +67,6 @@ class Learner:
         self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
-        self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
         self._step_weights = step_weights(
@@ -204,9 +203,6 @@ class Learner:
         )
         rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
-        if self._reference:
-            is_reset = self._reference.update(self.iteration, trained["train/reference_kl"])
-            trained["train/reference_reset"] = float(is_reset)
         self._update = self._exported = None  # groups hold handles, and those the trajectories in the object store
         metrics = {
             "ledger/first": float(first),
@@ -218,7 +214,7 @@ class Learner:
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
-        kept = (self._trained(), self._copied(self._old), self._copied(self._reference))
+        kept = (self._trained(), self._copied(self._old))
         held = [adapter.digest for adapter in kept if adapter]
         self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
@@ -252,7 +248,6 @@ class Learner:
             optimizer=optimizer,
             average=self._copied(self._average),
             old=self._copied(self._old),
-            reference=self._copied(self._reference),
             baseline=_without_nan(self._baseline),
         )
 
@@ -262,17 +257,12 @@ class Learner:
         A fork begins with a state of iteration 0 that has an adapter only.
 
         Raises:
-            ContractError: the run needs the adapter `old` or a moving reference, and the state has none.
+            ContractError: the run needs the adapter `old`, and the state has none.
         """
         if self._old and state.old is None and state.iteration:
             raise ContractError(
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
-            )
-        if self._reference and state.reference is None and state.iteration:
-            raise ContractError(
-                "a run whose reference moves resumes with it, got a state without one: start a fresh run from its"
-                " adapter with --fork"
             )
         self._update = self._exported = None
         self._wake()  # the state is loaded onto the device on which it is used
@@ -291,8 +281,6 @@ class Learner:
             self._average.load(state.average or state.adapter)
         if self._old:
             self._old.load(state.old or state.adapter)
-        if self._reference:
-            self._reference.load(state.reference or without(state.adapter))
         self._baseline = _with_nan(state.baseline)
         self.iteration = state.iteration
         self._rest()
@@ -357,7 +345,6 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
-            kl=self._config.learner.kl,
         )
         return tables, assignment
 
@@ -431,7 +418,6 @@ class Learner:
                 config.learner,
                 self._old,
                 config.credit.advantage_clip,
-                self._reference,
             )
             is_group = config.learner.objective == "dgpo"
             noised = noised_batches(task, rollout, device=device, choice=batch.choice, shares_noise=is_group)
@@ -439,7 +425,7 @@ class Learner:
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
             return
-        objective = Objective(self._policy, self._lora, config.learner, self._reference)
+        objective = Objective(self._policy, self._lora, config.learner)
         whole = micro_batches(task, rollout, alike=self._policy.alike, device=device, keeps_idle=self._keeps_idle)
         for piece in split_micro_batches(whole, most=config.model.forward_batch):
             yield piece.k, objective(piece)
@@ -491,8 +477,7 @@ def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> l
     """Split the tables into one message for each group."""
     nothing = [None] * len(tables.rewards)
     values = nothing if assignment.values is None else assignment.values.numpy()
-    doubts = nothing if assignment.doubtful is None else assignment.doubtful.numpy()
-    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, doubts, strict=True)
+    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, strict=True)
     return [
         Credit(
             adapter_version=version,
@@ -500,7 +485,6 @@ def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> l
             values=value,
             step_rewards=earned.numpy(),
             advantages=advantages.numpy(),
-            doubtful=doubtful,
         )
-        for rewards, value, earned, advantages, doubtful in rows
+        for rewards, value, earned, advantages in rows
     ]

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +14,6 @@ from flow.adapter.lora import Lora
 from flow.maths.transition import Transition
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from learner.update.ema import ReferenceAdapter
 from learner.update.micro_batches import MicroBatch
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.errors import ContractError
@@ -55,8 +53,6 @@ class Objective:
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
-    reference: ReferenceAdapter | None = None
-    """The adapter that the KL compares with; None for the model without adapter."""
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
@@ -74,7 +70,6 @@ class Objective:
                 reference=reference,
                 step_size=self.policy.step_size(micro_batch.k),
             )
-            kl = kl if micro_batch.doubtful is None else kl * micro_batch.doubtful
             excess, ratios = norm_excess(velocity, reference[1])
             own["velocity_norm_ratio"] = ratios.detach()
             loss = loss + self.config.kl.weight * kl
@@ -126,15 +121,10 @@ class Objective:
     def _reference(
         self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
-        with reference_of(self.lora, self.reference):
+        with self.lora.adapter_disabled():
             return self.policy.transition(
                 micro_batch.latents, micro_batch.k, conditioning=conditioning, alike=micro_batch.alike
             )
-
-
-def reference_of(lora: Lora, reference: ReferenceAdapter | None) -> AbstractContextManager[None]:
-    """Let the transformer be the KL's reference inside the block: an adapter, or the model without one."""
-    return lora.holding(reference.tensors) if reference else lora.adapter_disabled()
 
 
 def divergence(

@@ -71,7 +71,7 @@ class Finished:
 
     metrics: Mapping[str, float]
     digest: str
-    """Digest of the new adapter, of `old` and of the reference."""
+    """Digest of the new adapter and of `old`."""
 
 
 class Update:

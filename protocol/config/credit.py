@@ -1,9 +1,10 @@
 """The section `credit`: how rewards become advantages."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -150,9 +151,15 @@ class CreditConfig(Section):
     the advantages are summed with the reward weights."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this number, above 0."""
-    diversity: str | None = None
-    """Name of a reward (scorer `diversity`) that says how much a member differs from its group. Advantages above 0 are
-    multiplied by it and divided by its mean in the group (GARDO). null: no scaling."""
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _is_a_scale(cls, scale: Any) -> Any:
+        if scale not in ("prompt", "iteration") and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+            raise ValueError(
+                f"credit.scale must be `prompt`, `iteration` or a number above 0, got {scale!r}: take one of them"
+            )
+        return scale
 
     @model_validator(mode="after")
     def _divides_differences(self) -> "CreditConfig":

@@ -48,21 +48,6 @@ class KlConfig(Section):
     rule: Literal["full", "no_dt", "velocity"] = "full"
     """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
     Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
-    auxiliary: tuple[str, ...] = ()
-    """Names of auxiliary rewards, for instance with weight 0. If set, the penalty applies only to members whose rank by
-    the reward is above their mean rank by these rewards (GARDO). Empty: it applies to all members."""
-    share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """With `auxiliary`: largest share of a group to which the penalty applies, in (0, 1]."""
-    reset_every: int = Field(default=0, ge=0)
-    """Iterations after which the present policy becomes the reference; 0: never (GARDO: 15 epochs)."""
-    reset_above: float = Field(default=0.0, ge=0.0)
-    """If an iteration's `train/reference_kl` is above this number, the present policy becomes the reference; 0: never
-    (GARDO: 3e-4)."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether the reference may become a later policy."""
-        return self.weight > 0 and bool(self.reset_every or self.reset_above)
 
 
 class AverageConfig(Section):

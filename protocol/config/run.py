@@ -219,18 +219,6 @@ class RunConfig(Section):
                 f"learner.objective guarded needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
                 f" got {kernel!r}: take `clipped`"
             )
-        kl = learner.kl
-        if (kl.auxiliary or kl.reset_every or kl.reset_above) and not kl.weight:
-            raise ValueError(
-                "learner.kl.weight must be above 0 with learner.kl.auxiliary, reset_every or reset_above, got 0: there"
-                " is no penalty; set it, or leave them out"
-            )
-        lacking = sorted({*learner.kl.auxiliary, *filter(None, [self.credit.diversity])} - set(self.reward_weights))
-        if lacking:
-            raise ValueError(
-                "learner.kl.auxiliary and credit.diversity must name rewards with use=train, of"
-                f" {sorted(self.reward_weights)}, got {lacking[0]!r}: add it with weight=0"
-            )
         if self.sampling.window.rule == "branch" and self.group.shard < 2:
             raise ValueError(
                 f"group.shard must be at least 2 with sampling.window.rule branch, got {self.group.shard}: the members"

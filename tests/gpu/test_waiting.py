@@ -84,7 +84,6 @@ def batch_of(kind: type[Batch], k: int, shape: tuple[int, ...], where: str) -> B
         "latents": zeros(*shape),
         "advantages": zeros(),
         "valid": zeros().bool(),
-        "doubtful": zeros().bool(),
     }
     if kind is NoisedBatch:
         return kind(**common, noise=zeros(*shape), weight=zeros())

@@ -188,15 +188,9 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "group.shard must be group.size 8 for objective dgpo, got 4: it weighs whole groups; leave it out",
         ),
         (
-            {"learner": {"kl": {"weight": 0.1, "auxiliary": ["aesthetic"]}}},
-            "must name rewards with use=train, of ['geneval'], got 'aesthetic': add it with weight=0",
-        ),
-        ({"credit": {"diversity": "far"}}, "got 'far': add it with weight=0"),
-        (
             {"rewards": {"a": {"scorer": "ocr", "weight": 0}, "b": {"scorer": "ocr", "use": "evaluate"}}},
             "must have a weight other than 0, got 0 for ['a']: nothing would train; set one",
         ),
-        ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
         (
             {"sampling": {"granularities": [1, 2], "tail": {"substeps": 2}}, "credit": {"rule": "uniform"}},
             "which have ends of their own, got rule ode and solver adams: leave it out",
@@ -211,6 +205,10 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         (
             {"learner": {"objective": "elbo", "old": {"rolls_out_after": 500}}},
             "learner.old.rolls_out_after must be null for objective elbo, got 500: only dgpo and awm begin with",
+        ),
+        (
+            {"credit": {"scale": 0}},
+            "credit.scale must be `prompt`, `iteration` or a number above 0, got 0: take one of",
         ),
         (
             {"credit": {"scale": 10.0}},
