@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.adapter.lora import Lora
+from flow.maths.completion import complete, substep_grid
 from flow.maths.schedule import linear_sigmas, shifted_sigmas
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde, ode
 from flow.maths.windows import (
@@ -227,6 +228,26 @@ class FlowPolicy:
             velocity = velocity.repeat_interleave(rows_per_state, dim=0)[: len(latents)]
         kernel = ode if is_ode else self._kernel(k)
         return kernel(Start(latents, velocity, sigma, sigma_next)), velocity
+
+    def tail(
+        self, k: int, latents: Float[Tensor, "N C H W"], conditioning: tuple[Conditioning, ...]
+    ) -> Float[Tensor, "N C H W"]:
+        """Integrate from point k of a trajectory to clean latents, by `sampling.tail`; the point may be clean already.
+
+        Args:
+            k: the point, 0 to T.
+            latents: states x_k [N, C, H, W].
+        """
+        if k == self.total_steps:
+            return latents
+        grid = substep_grid(self._config.tail, sigmas=self.sigmas, k=k).to(latents.device).expand(len(latents), -1)
+        return complete(
+            latents=latents,
+            first_velocity=self.velocity(latents, grid[:, 0], conditioning),
+            grid=grid,
+            velocity=lambda x, sigma: self.velocity(x, sigma, conditioning),
+            solver=self._config.tail.solver,
+        )
 
     def log_prob(
         self, transition: Transition, value: Float[Tensor, "B C H W"], *, rows_per_state: int

@@ -8,7 +8,6 @@
                                             library versions
         average/                            the adapter's running mean in the same form, if the run keeps one
         old/                                the adapter `old` in the same form, if the objective has one
-        reference/                          the KL's reference in the same form, if it moves
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
     checkpoints/best -> iteration_000020        the one with the best held-out score
@@ -45,7 +44,7 @@ log = logging.getLogger(__name__)
 OPTIMIZER, STATE, RECENT = "optimizer.safetensors", "state.json", "recent.safetensors"
 FILES = (ADAPTER_FILE, OPTIMIZER, STATE)
 """Files of every checkpoint, besides its manifest."""
-MEANS = {name: f"{name}/{ADAPTER_FILE}" for name in (AVERAGE, "old", "reference")}
+MEANS = {name: f"{name}/{ADAPTER_FILE}" for name in (AVERAGE, "old")}
 """Files of the further adapters that a run may have, by the field of `LearnerState`, which is also the folder."""
 LATEST, BEST = "latest", "best"
 REPLACED = ".replaced.partial"

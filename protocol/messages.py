@@ -255,8 +255,6 @@ class Credit:
     """float32 [N, T] step rewards of the credit rule; NaN where missing, and for steps that were not stochastic."""
     advantages: np.ndarray
     """float32 [N, T]; 0 where the step reward is NaN"""
-    doubtful: np.ndarray | None = None
-    """bool [N]: the members that have the KL penalty; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,8 +301,6 @@ class LearnerState:
     """The adapter's running mean, if the config asks for one."""
     old: Adapter | None = None
     """The adapter `old`, if the objective has one."""
-    reference: Adapter | None = None
-    """The adapter of the KL's reference, if it moves."""
     baseline: tuple[float | None, ...] = ()
     """Running mean gain of each step, None for a step without one; empty unless the normalisation keeps means."""
     recent: tuple[Adapter, ...] = ()

@@ -1,10 +1,10 @@
-"""Do GARDO's three parts keep what a hacked reward destroys? The trained reward against a score that only watches.
+"""Does a KL term keep what a hacked reward destroys? The trained reward against a score that only watches.
 
     python -m benchmarks.race.hacking run --iterations 40 --every 5
     python -m benchmarks.race.hacking report --out docs/results/hacking.json   # table, JSON, and a figure beside it
 
 `stepwise_tree` trains redness, which is easily hacked: an image that is red all over scores best. GenEval has weight 0:
-it is the auxiliary reward, and its strict score on held-out prompts is what hacking destroys.
+its strict score on held-out prompts is what hacking destroys.
 """
 
 import json
@@ -27,18 +27,13 @@ TRAINED, WATCHED = "evaluation/reward/redness", "evaluation/reward/geneval/stric
 RUNS = Path("runs/hacking")
 REWARDS = (
     "rewards={redness: {scorer: 'benchmarks.scorers:Redness'},"
-    " geneval: {scorer: geneval, weight: 0, args: {detector: 'toyworld.world.detector:ShapeDetector'}},"
-    " diversity: {scorer: diversity, sees: group, weight: 0, args: {model: 'pkg://toyworld/clip'}}}"
+    " geneval: {scorer: geneval, weight: 0, args: {detector: 'toyworld.world.detector:ShapeDetector'}}}"
 )
-DOUBTFUL = ("learner.kl.weight=0.4", "learner.kl.auxiliary=[geneval]")
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "no KL term": (),
     "KL term for all, 0.04": ("learner.kl.weight=0.04",),
     "KL term for all, 0.4": ("learner.kl.weight=0.4",),
-    "for doubtful members, 0.4": DOUBTFUL,
-    "for up to 30 % doubtful ones, 0.4": (*DOUBTFUL, "learner.kl.share=0.3"),
-    "for doubtful members, 0.4, reset every 15": (*DOUBTFUL, "learner.kl.reset_every=15"),
-    "more advantage for different images": ("credit.diversity=diversity",),
+    "NormGuard, 0.1": ("learner.norm_guard=0.1",),
     "GenEval is half of the reward": ("rewards.redness.weight=0.5", "rewards.geneval.weight=0.5"),
 }
 """Config keys by variant."""

@@ -48,6 +48,9 @@ METHODS = (
     "branch_grpo",
     "granular_grpo",
     "dgpo",
+    "dgpo_ema",
+    "elbo",
+    "ram",
     "flow_dppo",
     "grpo_guard",
 )
@@ -199,6 +202,11 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     # Every second point only; its steps share what they earned.
     "calibrated, every 2": Variant("stepwise_calibrated", ("completion.every=2",)),
+    # The other ELBO policy gradients, and NormGuard on the demo's method.
+    "elbo, EPG": Variant("elbo", ("learner.forward.loss=epg",)),
+    "elbo, PAR": Variant("elbo", ("learner.forward.loss=par",)),
+    "elbo, no ratio": Variant("elbo", ("learner.forward.has_ratio=false",)),
+    "stepwise_tree, NormGuard": Variant("stepwise_tree", ("learner.norm_guard=0.1",)),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
     "diffusion_nft, step credit": Variant("diffusion_nft", STEP_CREDIT),
     "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),

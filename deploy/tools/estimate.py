@@ -33,7 +33,7 @@ GIB = 2**30
 CONTEXT = int(0.8 * GIB)
 """Bytes of GPU memory that a process takes before its first tensor, with the libraries' workspaces: a rough guess."""
 
-KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "reference", "running mean")
+KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "running mean")
 """Kinds of memory that stay on the GPU with `cluster.offload`."""
 SMALL = 64
 """Numbers in a latent of the stand-in for the model."""
@@ -194,7 +194,6 @@ def estimate_of(
         **({"context": CONTEXT} if config.cluster.learner.gpus else {}),
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
-        **({"reference": 4 * trained} if config.learner.kl.moves else {}),
         **({"running mean": 4 * trained} if config.learner.average.decay else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
@@ -373,9 +372,11 @@ def count_evaluations(
     pairs, states = (
         config.learner.epochs * shards * sum(sorted(counts)[-trained:]) for counts in (shard.pairs, shard.states)
     )
-    compares_old = config.is_forward and (config.rolls_out_old or config.learner.old.weight > 0)
-    weighs_groups = config.learner.objective == "dgpo"
-    each = gradient + (config.learner.kl.weight > 0) + (2 if weighs_groups else compares_old)
+    learner = config.learner
+    compares_old = config.is_forward and (learner.objective != "awm" or learner.old.weight > 0)
+    others = compares_old + learner.needs_reference
+    # `dgpo` runs all of them once more, without a gradient, for the group's weight.
+    each = gradient + others + (1 + others if learner.objective == "dgpo" else 0)
     trajectories = shards * config.group.shard
     images = groups * shard.images + (shards - groups) * shard.later_images
     points = images - trajectories if config.scores_points else 0

@@ -55,7 +55,7 @@ def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
         without its scorer's weights, the driver, and the object stores of all nodes together.
     """
     adapter, counts = 4 * found.trained, found.evaluations
-    means = sum([config.is_forward, config.learner.kl.moves, config.learner.average.decay > 0])
+    means = sum([config.is_forward, config.learner.average.decay > 0])
     state = {"adapters and optimizer": (3 + means) * adapter}
     rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": found.images * found.image}
     learner = {**state, "trajectories": 2 * found.trajectories}

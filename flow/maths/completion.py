@@ -80,21 +80,26 @@ def complete(
         euler   x' = x - h v
         heun    x' = x - h (v + v(x - h v)) / 2, Euler in the last substep
         adams   x' = x - h ((1 + r/2) v - r/2 v_before), r = h / h_before; Euler in the first substep
+        dpm     x' = x - h v + (1 - sigma'/sigma) q/2 (x0 - x0_before), q = g / g_before, x0 = x - sigma v;
+                Euler in the first substep and in the last
 
-    h is the step size, the difference of two neighbouring sigmas of the grid. The first substep reuses the velocity
-    that the main pass computed at exactly this state. A point of J substeps costs J - 1 forwards with `euler` and
-    `adams`, and 2 (J - 1) with `heun`. Rows that have reached sigma 0 cost no further forward.
+    `dpm` is DPM-Solver++ 2M (arXiv 2211.01095): g is the growth of log((1 - sigma) / sigma) in a step. Behind sigma 1,
+    where g_before is infinite, it is Euler. h is the step size, the difference of two neighbouring sigmas of the grid.
+    The first substep reuses the velocity that the main pass computed at exactly this state. A point of J substeps costs
+    J - 1 forwards, and 2 (J - 1) with `heun`. Rows that have reached sigma 0 cost no further forward.
 
     Args:
         first_velocity: the policy's velocity at (latents, grid[:, 0]) with the same guidance [B, ...].
         grid: sigmas of each row, falling to 0 and padded with 0 [B, substeps + 1].
         velocity: evaluated on all rows whose sigma is above 0; `FlowPolicy` splits them by `model.forward_batch`.
-        solver: `euler`, `heun` or `adams`.
+        solver: `euler`, `heun`, `adams` or `dpm`.
 
     Returns:
         Clean latents [B, ...].
     """
     current, before, h_before = latents, first_velocity, torch.zeros_like(grid[:, 0])
+    growths = torch.logit(1 - grid.double()).diff(dim=1)
+    clean_before = latents
     for index in range(grid.shape[1] - 1):
         sigma, sigma_next = grid[:, index], grid[:, index + 1]
         h = sigma - sigma_next
@@ -104,6 +109,13 @@ def complete(
             ratio = torch.where(h_before > 0, h / h_before, 0.0) / 2
             slope = per_sample(1 + ratio, here) * here - per_sample(ratio, here) * before
         following = current - per_sample(h, current) * slope
+        if solver == "dpm":
+            clean = current - per_sample(sigma, current) * here
+            if index:
+                is_inner = (sigma_next > 0) & growths[:, index - 1].isfinite()
+                share = (1 - sigma_next / sigma) * (growths[:, index] / growths[:, index - 1]).float() / 2
+                following = following + per_sample(torch.where(is_inner, share, 0.0), current) * (clean - clean_before)
+            clean_before = clean
         if solver == "heun" and (sigma_next > 0).any():
             there = _ask(velocity, following, sigma_next)
             is_inner = per_sample(sigma_next > 0, current)

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from learner.credit.normalisers import NORMALISERS, Normaliser, updated_baseline
-from learner.credit.restraint import doubtful, scaled_by_distance
+from learner.credit.normalisers import NORMALISERS, Normaliser, divided, updated_baseline
 from learner.credit.rules import step_rewards
 from learner.credit.tables import RewardTables
 from protocol.config.credit import CreditConfig
-from protocol.config.learning import KlConfig
 from protocol.errors import ContractError
 
 
@@ -35,8 +33,6 @@ class Assignment:
     """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None
     """Calibrated value of each point, NaN where its reward is; None unless values are calibrated."""
-    doubtful: Bool[Tensor, "G N"] | None = None
-    """The members that have the KL penalty; None for all."""
 
 
 def assign_credit(
@@ -46,58 +42,46 @@ def assign_credit(
     reward_weights: Mapping[str, float],
     step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None = None,
-    kl: KlConfig | None = None,
 ) -> Assignment:
     """Assign credit to all groups of an iteration, mixed as `config.mixture` says.
 
         rewards:    the weighted sum of raw scores is credited and normalised as one reward
-        advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone, clamped (MixGRPO, arXiv 2507.21802)
+        advantages: A = sum_r w_r A_r, A_r the advantages of reward r alone (MixGRPO, arXiv 2507.21802)
 
     With `advantages` a reward's weight is its share of the update, whatever its scale and spread are. MixGRPO divides
-    the weights by their sum and clamps the mixture instead; here weights are used as given. A point that one reward
-    could not score is missing for all. Step rewards, values and slopes are the mixture's.
+    the weights by their sum; here they are used as given. The sum is clamped, as in MixGRPO and Granular-GRPO. A point
+    that one reward could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
         config: credit rule, normalisation and mixture.
         step_weights: one factor for each step, from `learner.credit.step_weights`.
         baseline: running mean gain of each step over the earlier iterations, for `ema`.
-        kl: decides which members have the KL penalty.
 
     Returns:
         Step rewards and advantages [G, N, T].
 
     Raises:
-        ContractError: a reward that `advantages` mixes has no score where the mixture has one, or the reward of
-            `config.diversity` is no distance.
+        ContractError: a reward that `advantages` mixes has no score where the mixture has one.
     """
-    credit = _assign(tables, config, step_weights, baseline)
+    credit = _assign(tables, config, baseline)
     if config.mixture == "advantages":
         parts = [
-            weight * _assign(_alone(tables, name), config, step_weights, baseline).advantages
+            weight * _assign(_alone(tables, name), config, baseline).advantages
             for name, weight in reward_weights.items()
         ]
         credit = replace(credit, advantages=torch.stack(parts).sum(0))
-    if config.diversity:
-        distances = _finals(tables, config.diversity)
-        scaled = [scaled_by_distance(*group) for group in zip(credit.advantages, distances, strict=True)]
-        credit = replace(credit, advantages=torch.stack(scaled))
-    if kl and kl.weight and kl.auxiliary:
-        others = torch.stack([_finals(tables, name) for name in kl.auxiliary], dim=1)
-        chosen = [
-            doubtful(reward, other, share=kl.share)
-            for reward, other in zip(tables.rewards[..., -1], others, strict=True)
-        ]
-        credit = replace(credit, doubtful=torch.stack(chosen))
-    return credit
+    advantages = credit.advantages.clamp(-config.advantage_clip, config.advantage_clip)
+    if config.step_weights.rule != "none":
+        advantages = advantages * step_weights
+    return replace(credit, advantages=advantages)
 
 
 def _assign(
     tables: RewardTables,
     config: CreditConfig,
-    step_weights: Float[Tensor, " T"],
     baseline: Float[Tensor, " T"] | None,
 ) -> Assignment:
-    """Assign credit by `tables.rewards` and by the rewards of further granularities."""
+    """Assign credit by `tables.rewards` and by the rewards of further granularities; without clamp and weights."""
     earned = step_rewards(tables, config)
     rewards = earned.step_rewards
     pool = rewards.flatten(0, 1)
@@ -110,15 +94,14 @@ def _assign(
         advantages = advantages + torch.stack([normalise(group) for group in own])
         rewards = rewards + own
     rewards = rewards / (1 + len(tables.further))
-    advantages = advantages.clamp(-config.advantage_clip, config.advantage_clip)
-    if config.step_weights.rule != "none":
-        advantages = advantages * step_weights
     return Assignment(
         step_rewards=rewards, advantages=advantages, baseline=after, slopes=earned.slopes, values=earned.values
     )
 
 
 def _normaliser(config: CreditConfig, pool: Float[Tensor, "M T"], baseline: Float[Tensor, " T"] | None) -> Normaliser:
+    if isinstance(config.scale, float):
+        return partial(divided, divisor=config.scale)
     normalise = partial(
         NORMALISERS[config.normalise],
         epsilon=config.epsilon,
@@ -141,9 +124,3 @@ def _alone(tables: RewardTables, name: str) -> RewardTables:
         raise ContractError(f"credit.mixture advantages needs a score of every reward, got none of {name!r}")
     further = tuple(_alone(end, name) for end in tables.further)
     return replace(tables, rewards=torch.where(is_missing, torch.nan, rewards), further=further)
-
-
-def _finals(tables: RewardTables, name: str) -> Float[Tensor, "G N"]:
-    """Return one reward's scores of the finished images, NaN where it has none."""
-    scores = tables.scores.get(name)
-    return torch.full_like(tables.rewards[..., -1], torch.nan) if scores is None else scores[..., -1]

@@ -93,6 +93,21 @@ def centred(
     return _scaled(column_deviations(values), epsilon=epsilon, ddof=ddof, pool=pooled)
 
 
+def divided(values: Float[Tensor, "N K"], *, divisor: float) -> Float[Tensor, "N K"]:
+    """A = (g_k - m_k) / c with each step's own mean and a given number c instead of a std.
+
+    ELBO policy gradients (arXiv 2602.04663): beta / alpha = 1e-4 / 1e-3, so c = 10.
+
+    Args:
+        values: g, the group's step rewards.
+        divisor: c.
+
+    Returns:
+        A, 0 where g is missing.
+    """
+    return (column_deviations(values).nan_to_num() / divisor).float()
+
+
 def from_baseline(
     values: Float[Tensor, "N K"],
     *,

@@ -206,7 +206,8 @@ def calibrated_tree(
 
     This method is ours. A step should not earn the quality of the state in which its branch begins. The other members
     that left this state show that quality. They do not depend on the noise of the step, so the expected gradient is
-    that of d_k alone, and the least-squares slope makes its variance smallest. b_k is 0 if the state predicts nothing.
+    that of d_k alone, up to O(1/N) and the fit of b_k; the least-squares slope makes its variance smallest. b_k is 0 if
+    the state predicts nothing.
 
     Args:
         finals: rewards of the finished images.

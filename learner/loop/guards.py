@@ -26,6 +26,9 @@ from protocol.sink import StatusSink
 MANY_ZEROS = 0.1
 """Share of zeros above which a gradient of float16 is wrong by more than a few percent, as measured in
 docs/models.md."""
+LONGER = 1.05
+"""Ratio of lengths above which velocities have grown beyond the reference's: RL's usual drift begins there, 5 to 15 %
+(NormGuard, arXiv 2606.27771)."""
 BY_ERROR: Mapping[type[FlowcreditError], str] = {
     StaleAdapterError: "adapter_echo",
     ParityError: "parity_probe",
@@ -143,6 +146,14 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
         remedy="train with model.dtype=bfloat16",
         patience=None,
     )
+    inflated = Guard(
+        name="velocity_norm",
+        metric="train/velocity_norm_ratio_mean",
+        is_broken=lambda value: value > LONGER,
+        rule=f"be at most {LONGER:g}: velocities are no longer than the reference's",
+        remedy="look at gallery/: length earns no reward; raise learner.norm_guard",
+        patience=None,
+    )
     return (
         Guard(
             name="finite_adapter",
@@ -194,6 +205,7 @@ def guards_of(config: RunConfig) -> tuple[Guard, ...]:
             remedy="lower learner.learning_rate",
         ),
         *((underflow,) if config.model.dtype == "float16" else ()),
+        inflated,
         Guard(
             name="vae_range",
             metric="work/images_decoded_again",  # absent where it is 0, so the condition stays: one warning a run

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protocol.config.learning import AverageConfig, KlConfig, OldConfig
+from protocol.config.learning import AverageConfig, OldConfig
 from protocol.messages import Adapter, digest_of
 
 Config = TypeVar("Config")
@@ -67,24 +67,6 @@ class OldAdapter(AdapterMean[OldConfig]):
     def update(self, steps: int) -> None:
         """Move after an iteration; `steps` is n, the number of the run's optimizer steps so far."""
         self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))
-
-
-class ReferenceAdapter(AdapterMean[KlConfig]):
-    """The reference of the KL if it moves: the model without adapter at first, then the policy at the newest reset."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: KlConfig) -> None:
-        super().__init__(parameters, config)
-        for tensor in self._mean.values():
-            tensor.zero_()
-
-    def update(self, iterations: int, kl: float) -> bool:
-        """Become the policy if a reset is due after this number of iterations, or if the last mean KL was too large."""
-        config = self._config
-        is_due = bool(config.reset_every) and iterations % config.reset_every == 0
-        if is_due or 0 < config.reset_above < kl:
-            self.move(0.0)
-            return True
-        return False
 
 
 def without(adapter: Adapter) -> Adapter:

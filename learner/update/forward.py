@@ -1,10 +1,11 @@
 """The objectives of the forward process: they add new noise to clean latents and train the velocity there.
 
 They need neither log-probs nor the trajectory, so the rollout may be an ODE. `ForwardObjective` runs the policy; the
-functions below it are the formulas, pure and in float32.
+functions below `FORMULAS` are the mathematics, pure and in float32, but for likelihoods.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,11 +13,10 @@ from torch import Tensor
 
 from flow.adapter.lora import Lora
 from flow.maths.transition import clean_estimate, per_sample
-from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from learner.update.ema import OldAdapter, ReferenceAdapter
+from learner.update.ema import OldAdapter
 from learner.update.micro_batches import NoisedBatch
-from learner.update.objective import PairLosses, reference_of
+from learner.update.objective import PairLosses, norm_excess
 from protocol.config.learning import LearnerConfig
 
 LEAST_WEIGHT = 1e-5
@@ -26,98 +26,176 @@ DELTA = 1e-10
 
 
 @dataclass(frozen=True)
+class View:
+    """The states of one batch's pairs, and the velocities there."""
+
+    batch: NoisedBatch
+    sigma: Float[Tensor, " B"]
+    noised: Float[Tensor, "B ..."]
+    velocity: Float[Tensor, "B ..."]
+    """v of the trained policy, carries the gradient."""
+    old: Float[Tensor, "B ..."] | None
+    """v_old of the adapter `old`, if the objective compares it."""
+    reference: Float[Tensor, "B ..."] | None
+    """v_ref of the model without adapter, if the config needs it."""
+    guidance: float
+
+    @property
+    def matching(self) -> Float[Tensor, " B"]:
+        """l = mean_d (v - (x1 - x0))^2 of the trained policy."""
+        return _matching(self.velocity, self.batch)
+
+    def likelihood(self, velocity: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
+        """Return the likelihood of the clean latents by this velocity."""
+        return likelihood(
+            velocity=velocity,
+            noised=self.noised,
+            clean=self.batch.latents,
+            sigma=self.sigma,
+            guidance=self.guidance,
+        )
+
+
+@dataclass(frozen=True)
 class ForwardObjective:
-    """The loss of the (trajectory, step) pairs of `nft`, `awm` and `dgpo`."""
+    """The loss of the (trajectory, step) pairs of the objectives of the forward process."""
 
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
     old: OldAdapter
     advantage_clip: float
-    """A_max, the bound of the advantages; they are divided by it."""
-    reference: ReferenceAdapter | None = None
-    """As in `Objective`."""
+    """A_max, the bound of the advantages; `nft` and `awm` divide them by it."""
 
     def __call__(self, batch: NoisedBatch) -> PairLosses:
         """Add noise of the step's level to the clean latents, and run the policy there and the ones to compare with."""
-        config = self.config
-        conditioning, sigma, noised = self._noised(batch)
-        with torch.no_grad():
-            old = reference = None
-            if config.objective == "nft" or (config.objective == "awm" and config.old.weight):
-                with self.lora.holding(self.old.tensors):
-                    old = self.policy.velocity(noised, sigma, conditioning)
-            if config.kl.weight:
-                with reference_of(self.lora, self.reference):
-                    reference = self.policy.velocity(noised, sigma, conditioning)
-        velocity = self.policy.velocity(noised, sigma, conditioning)
-        strength = batch.advantages / self.advantage_clip
-        own = {}
-        if config.objective == "nft":
-            assert old is not None
-            optimality = 0.5 + 0.5 * strength.clamp(-1, 1)
-            loss = self.advantage_clip * negative_aware(
-                velocity=velocity,
-                old_velocity=old,
-                noised=noised,
-                clean=batch.latents,
-                sigma=sigma,
-                optimality=optimality,
-                beta=config.forward.beta,
-            )
-            own["optimality"] = optimality
-        elif config.objective == "dgpo":
-            assert batch.weight is not None
-            matching = _matching(velocity, batch)
-            loss = batch.weight * batch.advantages * matching
-            own |= {"matching": matching.detach(), "group_weight": batch.weight}
-        else:
-            matching = _matching(velocity, batch)
-            loss = strength * robust_matching(matching, sigma=sigma, power=config.forward.power)
-            own["matching"] = matching.detach()
-        if old is not None:
-            distance = (velocity - old).square().flatten(1).mean(1)
-            own["old_distance"] = distance.detach()
-            if config.objective == "awm":
-                loss = loss + config.old.weight * distance
+        view = self._seen(batch)
+        loss, own = FORMULAS[self.config.objective](view, self.config, self.advantage_clip)
+        if view.old is not None:
+            own["old_distance"] = _distance(view.velocity, view.old)
         kl = torch.zeros_like(loss)
-        if reference is not None:
-            kl = (velocity - reference).square().flatten(1).mean(1)
-            kl = kl if batch.doubtful is None else kl * batch.doubtful
-            loss = loss + config.kl.weight * kl
+        if view.reference is not None:
+            kl = _distance(view.velocity, view.reference)
+            excess, own["velocity_norm_ratio"] = norm_excess(view.velocity, view.reference)
+            loss = loss + self.config.kl.weight * kl
+            if self.config.norm_guard:
+                loss = loss + self.config.norm_guard * excess
         return PairLosses(
             loss=loss * batch.valid,
             ratio=None,
             outside=None,
             kl=kl.detach() * batch.valid,
             valid=batch.valid,
-            own=own,
+            own={name: values.detach() for name, values in own.items()},
         )
 
     @torch.no_grad()
-    def group_weight(self, batch: NoisedBatch) -> Float[Tensor, " N"]:
-        """Compute DGPO's weight of a whole group, repeated for each member; the policy is compared with `old`."""
-        conditioning, sigma, noised = self._noised(batch)
-        own = self.policy.velocity(noised, sigma, conditioning)
-        with self.lora.holding(self.old.tensors):
-            old = self.policy.velocity(noised, sigma, conditioning)
+    def weighed(self, batch: NoisedBatch) -> NoisedBatch:
+        """Give a whole group DGPO's weight, repeated for each member.
+
+        The policy is compared with the KL's reference, or with `old` (`forward.compared`).
+        """
+        view = self._seen(batch)
+        compared = view.reference if self.config.forward.compared == "base" else view.old
+        assert compared is not None
         weight = preference_weight(
-            matching=_matching(own, batch),
-            reference=_matching(old, batch),
+            matching=view.matching,
+            reference=_matching(compared, batch),
             advantages=batch.advantages,
             valid=batch.valid,
             beta=self.config.forward.preference,
         )
-        return weight.expand(len(batch.latents))
+        return replace(batch, weight=weight.expand(len(batch.latents)))
 
-    def _noised(
-        self, batch: NoisedBatch
-    ) -> tuple[tuple[Conditioning, ...], Float[Tensor, " B"], Float[Tensor, "B ..."]]:
-        """Return conditioning, noise levels and states of the pairs."""
+    def _seen(self, batch: NoisedBatch) -> View:
+        """Run the policy, and without a gradient the ones to compare with, at the states of the pairs."""
+        config = self.config
         conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
         sigma = self.policy.sigma(batch.k, batch.latents)
         level = per_sample(sigma, batch.latents)
-        return conditioning, sigma, (1 - level) * batch.latents + level * batch.noise
+        noised = (1 - level) * batch.latents + level * batch.noise
+        old = reference = None
+        with torch.no_grad():
+            if config.objective != "awm" or config.old.weight:
+                with self.lora.holding(self.old.tensors):
+                    old = self.policy.velocity(noised, sigma, conditioning)
+            if config.needs_reference:
+                with self.lora.adapter_disabled():
+                    reference = self.policy.velocity(noised, sigma, conditioning)
+        velocity = self.policy.velocity(noised, sigma, conditioning)
+        return View(batch, sigma, noised, velocity, old, reference, guidance=max(1.0, self.policy.guidance))
+
+
+Loss = Callable[[View, LearnerConfig, float], tuple[Float[Tensor, " B"], dict[str, Float[Tensor, " B"]]]]
+"""Returns the loss of each pair, without penalties, and the objective's own numbers by name; the last argument is
+A_max."""
+
+
+def _nft(view: View, config: LearnerConfig, most: float) -> tuple[Tensor, dict[str, Tensor]]:
+    assert view.old is not None
+    optimality = 0.5 + 0.5 * (view.batch.advantages / most).clamp(-1, 1)
+    loss = negative_aware(
+        velocity=view.velocity,
+        old_velocity=view.old,
+        noised=view.noised,
+        clean=view.batch.latents,
+        sigma=view.sigma,
+        optimality=optimality,
+        beta=config.forward.beta,
+    )
+    return most * loss, {"optimality": optimality}
+
+
+def _awm(view: View, config: LearnerConfig, most: float) -> tuple[Tensor, dict[str, Tensor]]:
+    strength = view.batch.advantages / most
+    loss = strength * robust_matching(view.matching, sigma=view.sigma, power=config.forward.power)
+    if view.old is not None:
+        loss = loss + config.old.weight * _distance(view.velocity, view.old)
+    return loss, {"matching": view.matching}
+
+
+def _dgpo(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+    batch = view.batch
+    assert batch.weight is not None
+    assert view.old is not None
+    held, is_clipped = clipped_matching(
+        view.matching,
+        old=_matching(view.old, batch),
+        advantages=batch.advantages,
+        clip_range=config.forward.clip_range,
+    )
+    own = {"matching": held, "group_weight": batch.weight, "clipped": is_clipped.float()}
+    return batch.weight * batch.advantages * held, own
+
+
+def _elbo(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+    assert view.old is not None
+    own, old = view.likelihood(view.velocity), view.likelihood(view.old)
+    loss = likelihood_loss(
+        own,
+        old=old,
+        advantages=view.batch.advantages,
+        rule=config.forward.loss,
+        has_ratio=config.forward.has_ratio,
+    )
+    return loss.float(), {"likelihood": own.float(), "likelihood_growth": (own - old).float()}
+
+
+def _ram(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str, Tensor]]:
+    assert view.old is not None
+    assert view.reference is not None
+    loss = adjoint_matching(
+        velocity=view.velocity,
+        old_velocity=view.old,
+        reference=view.reference,
+        target=view.batch.noise - view.batch.latents,
+        advantages=config.forward.multiplier * view.batch.advantages,
+    )
+    return loss, {}
+
+
+FORMULAS: Mapping[str, Loss] = {"nft": _nft, "awm": _awm, "dgpo": _dgpo, "elbo": _elbo, "ram": _ram}
+"""Loss by the name of the objective."""
 
 
 def preference_weight(
@@ -147,6 +225,119 @@ def preference_weight(
     """
     held = torch.where(valid, advantages * (matching - reference), 0.0).sum() / valid.sum().clamp(min=1)
     return torch.sigmoid(beta * held)
+
+
+def clipped_matching(
+    matching: Float[Tensor, " B"],
+    *,
+    old: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    clip_range: float,
+) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """DGPO's clip: a matching loss that has moved far enough in the direction of its advantage has no gradient.
+
+        rho = exp(l_old - l); clipped where A > 0 and rho > 1 + c, or A <= 0 and rho < 1 - c
+
+    Args:
+        matching: l, carries the gradient [B].
+        old: l_old, the same of the adapter `old` [B].
+        advantages: A [B].
+        clip_range: c, above 0.
+
+    Returns:
+        l, without a gradient where it is clipped, and where that is [B].
+    """
+    ratio = (old - matching.detach()).exp()
+    is_clipped = torch.where(advantages > 0, ratio > 1 + clip_range, ratio < 1 - clip_range)
+    return torch.where(is_clipped, matching.detach(), matching), is_clipped
+
+
+def likelihood(
+    *,
+    velocity: Float[Tensor, "B ..."],
+    noised: Float[Tensor, "B ..."],
+    clean: Float[Tensor, "B ..."],
+    sigma: Float[Tensor, " B"],
+    guidance: float = 1.0,
+) -> Float[Tensor, " B"]:
+    """An estimate of the finished image's log-likelihood at one noise level (arXiv 2602.04663), in float64:
+
+        l = -mean_d (x0(v) - x0)^2 / w / G,   w = mean_d |x0(v) - x0|, without a gradient
+
+    x0(v) and w are those of `negative_aware`. With guidance G the error grows with G, and so does l without the
+    division.
+
+    Args:
+        velocity: v [B, ...].
+        noised: x, the states [B, ...].
+        clean: x0, the clean latents in which the rollout ended [B, ...].
+        sigma: noise level of each state [B].
+        guidance: G, at least 1.
+
+    Returns:
+        l of each pair [B].
+    """
+    return -_error(velocity.double(), noised=noised, clean=clean, sigma=sigma) / guidance
+
+
+def likelihood_loss(
+    own: Float[Tensor, " B"],
+    *,
+    old: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"],
+    rule: str,
+    has_ratio: bool,
+) -> Float[Tensor, " B"]:
+    """Policy gradients of a likelihood (arXiv 2602.04663), with d = l - l_old and r = exp(d) without a gradient:
+
+        epg    -r A l
+        pepg   -r (A - d) l, d without a gradient
+        par    r (A - d)^2 / 2
+
+    `pepg` and `par` have the same gradient, -r (A - d) dl, and rest where d = A.
+
+    Args:
+        own: l of the trained policy, carries the gradient [B].
+        old: l_old of the adapter `old` [B].
+        advantages: A [B].
+        rule: one of the three.
+        has_ratio: whether r is exp(d) or 1.
+
+    Returns:
+        The loss of each pair [B].
+    """
+    growth = own - old
+    ratio = growth.detach().exp() if has_ratio else 1.0
+    if rule == "par":
+        return ratio * (advantages - growth).square() / 2
+    pull = advantages - growth.detach() if rule == "pepg" else advantages
+    return -ratio * pull * own
+
+
+def adjoint_matching(
+    *,
+    velocity: Float[Tensor, "B ..."],
+    old_velocity: Float[Tensor, "B ..."],
+    reference: Float[Tensor, "B ..."],
+    target: Float[Tensor, "B ..."],
+    advantages: Float[Tensor, " B"],
+) -> Float[Tensor, " B"]:
+    """Reinforce Adjoint Matching (arXiv 2605.10759): mean_d (v - [v_ref + A (v* - v_old)])^2, the bracket constant.
+
+    A good image moves the target from the reference towards the image's own velocity, a bad one away from it.
+
+    Args:
+        velocity: v, carries the gradient [B, ...].
+        old_velocity: v_old, of the adapter that rolled out [B, ...].
+        reference: v_ref [B, ...].
+        target: v* = x1 - x0, the velocity that leads to the clean latents [B, ...].
+        advantages: A, times m [B].
+
+    Returns:
+        The loss of each pair [B].
+    """
+    aim = reference + per_sample(advantages, target) * (target - old_velocity)
+    return _distance(velocity, aim)
 
 
 def negative_aware(
@@ -207,7 +398,12 @@ def robust_matching(matching: Float[Tensor, " B"], *, sigma: Float[Tensor, " B"]
 
 def _matching(velocity: Float[Tensor, "B ..."], batch: NoisedBatch) -> Float[Tensor, " B"]:
     """mean_d (v - (x1 - x0))^2."""
-    return (velocity - (batch.noise - batch.latents)).square().flatten(1).mean(1)
+    return _distance(velocity, batch.noise - batch.latents)
+
+
+def _distance(one: Float[Tensor, "B ..."], other: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
+    """mean_d (one - other)^2."""
+    return (one - other).square().flatten(1).mean(1)
 
 
 def _error(

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
 from learner.credit.tables import RewardTables, reward_tables
-from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter, ReferenceAdapter, without
+from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter
 from learner.update.forward import ForwardObjective
 from learner.update.lanes import Gradient, Lanes, Seat, added
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
@@ -66,7 +65,6 @@ class Learner:
         self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
         settings = config.learner
         self._old = OldAdapter(self._lora.parameters, settings.old) if config.is_forward else None
-        self._reference = ReferenceAdapter(self._lora.parameters, settings.kl) if settings.kl.moves else None
         self._average = AdapterAverage(self._lora.parameters, settings.average) if settings.average.decay else None
         self._baseline: torch.Tensor | None = None
         self._step_weights = step_weights(
@@ -100,7 +98,7 @@ class Learner:
         """Begin the update of an iteration; one that did not finish is undone."""
         if self._update:
             self.restore(self._update.before)
-        self._update = Update(self._config, self.state(), self._policy.strides)
+        self._update = Update(self._config, self.state(), self._policy.strides, steps_before=self._steps())
         self._wake()
         self._work()
         self._lanes.clear()
@@ -194,7 +192,7 @@ class Learner:
         first = self.iteration * len(groups)
         self._baseline, self._credits = assignment.baseline, update.credits
         if self._old:
-            self._old.update(self._optimizer_steps())
+            self._old.update(self._steps())
         trained = update_metrics(
             (piece for found in findings for piece in found.pieces),
             update.steps,
@@ -202,9 +200,6 @@ class Learner:
         )
         rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
-        if self._reference:
-            is_reset = self._reference.update(self.iteration, trained["train/reference_kl"])
-            trained["train/reference_reset"] = float(is_reset)
         self._update = self._exported = None  # groups hold handles, and those the trajectories in the object store
         metrics = {
             "ledger/first": float(first),
@@ -216,7 +211,7 @@ class Learner:
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
-        kept = (self._trained(), self._copied(self._old), self._copied(self._reference))
+        kept = (self._trained(), self._copied(self._old))
         held = [adapter.digest for adapter in kept if adapter]
         self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
@@ -226,7 +221,7 @@ class Learner:
 
         Its version is `iteration`. During an update it is the adapter before that update.
         """
-        if not self._config.rolls_out_old:
+        if not self._old_rolls_out:
             return self._trained()
         return (self._update.before.old if self._update else self._copied(self._old)) or self._trained()
 
@@ -250,7 +245,6 @@ class Learner:
             optimizer=optimizer,
             average=self._copied(self._average),
             old=self._copied(self._old),
-            reference=self._copied(self._reference),
             baseline=_without_nan(self._baseline),
         )
 
@@ -260,17 +254,12 @@ class Learner:
         A fork begins with a state of iteration 0 that has an adapter only.
 
         Raises:
-            ContractError: the run needs the adapter `old` or a moving reference, and the state has none.
+            ContractError: the run needs the adapter `old`, and the state has none.
         """
         if self._old and state.old is None and state.iteration:
             raise ContractError(
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
-            )
-        if self._reference and state.reference is None and state.iteration:
-            raise ContractError(
-                "a run whose reference moves resumes with it, got a state without one: start a fresh run from its"
-                " adapter with --fork"
             )
         self._update = self._exported = None
         self._wake()  # the state is loaded onto the device on which it is used
@@ -289,8 +278,6 @@ class Learner:
             self._average.load(state.average or state.adapter)
         if self._old:
             self._old.load(state.old or state.adapter)
-        if self._reference:
-            self._reference.load(state.reference or without(state.adapter))
         self._baseline = _with_nan(state.baseline)
         self.iteration = state.iteration
         self._rest()
@@ -313,7 +300,12 @@ class Learner:
     @property
     def _keeps_idle(self) -> bool:
         """Whether pairs with an advantage of 0 train too: a KL term and the forward objectives apply to them."""
-        return self._config.learner.kl.weight > 0 or self._config.is_forward
+        return self._config.learner.needs_reference or self._config.is_forward
+
+    @property
+    def _old_rolls_out(self) -> bool:
+        """Whether `old` rolls out with the newest version; during an update, the version before it."""
+        return self._config.learner.rolls_out_old(self._update.steps_before if self._update else self._steps())
 
     def _wake(self) -> None:
         """Move the model back to the GPU if it rests in host memory between updates."""
@@ -350,7 +342,6 @@ class Learner:
             reward_weights=self._config.reward_weights,
             step_weights=self._step_weights,
             baseline=self._baseline,
-            kl=self._config.learner.kl,
         )
         return tables, assignment
 
@@ -379,7 +370,7 @@ class Learner:
         if every and self.iteration % every == 0 and is_own:
             (rollout,) = self._fetch([task.shard.rollout])
             bound, device = self._config.learner.probe_bound, self._device
-            with self._lora.holding(self._old.tensors) if self._old and self._config.rolls_out_old else nullcontext():
+            with self._lora.holding(self._old.tensors) if self._old and self._old_rolls_out else nullcontext():
                 if rollout.log_probs is None:
                     self._running.probed = probe_clean(
                         self._policy, rollout, seed=self._config.seed, bound=bound, device=device
@@ -424,15 +415,14 @@ class Learner:
                 config.learner,
                 self._old,
                 config.credit.advantage_clip,
-                self._reference,
             )
             is_group = config.learner.objective == "dgpo"
             noised = noised_batches(task, rollout, device=device, choice=batch.choice, shares_noise=is_group)
-            noised = (replace(each, weight=forward.group_weight(each)) for each in noised) if is_group else noised
+            noised = map(forward.weighed, noised) if is_group else noised
             for piece in split_micro_batches(noised, most=config.model.forward_batch):
                 yield piece.k, forward(piece)
             return
-        objective = Objective(self._policy, self._lora, config.learner, self._reference)
+        objective = Objective(self._policy, self._lora, config.learner)
         whole = micro_batches(
             task, rollout, rows_per_state=self._policy.rows_per_state, device=device, keeps_idle=self._keeps_idle
         )
@@ -458,10 +448,10 @@ class Learner:
         if is_overflow:
             return None, None
         if self._average:
-            self._average.update(self._optimizer_steps())
+            self._average.update(self._steps())
         return norm.item(), zeros
 
-    def _optimizer_steps(self) -> int:
+    def _steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
 
@@ -486,8 +476,7 @@ def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> l
     """Split the tables into one message for each group."""
     nothing = [None] * len(tables.rewards)
     values = nothing if assignment.values is None else assignment.values.numpy()
-    doubts = nothing if assignment.doubtful is None else assignment.doubtful.numpy()
-    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, doubts, strict=True)
+    rows = zip(tables.rewards, values, assignment.step_rewards, assignment.advantages, strict=True)
     return [
         Credit(
             adapter_version=version,
@@ -495,7 +484,6 @@ def _credits(tables: RewardTables, assignment: Assignment, *, version: int) -> l
             values=value,
             step_rewards=earned.numpy(),
             advantages=advantages.numpy(),
-            doubtful=doubtful,
         )
-        for rewards, value, earned, advantages, doubtful in rows
+        for rewards, value, earned, advantages in rows
     ]

@@ -32,8 +32,6 @@ class Pairs:
     advantages: Float[Tensor, " N"]
     valid: Bool[Tensor, " N"]
     """Which pairs count; the others have no step reward."""
-    doubtful: Bool[Tensor, " N"] | None = None
-    """Which pairs have the KL penalty; None for all."""
     rows_per_state: int = 1
     """How many neighbouring rows have the same state, as in `FlowPolicy.rows_per_state`; one velocity serves them."""
 
@@ -98,8 +96,6 @@ class ShardTask:
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
     """By step: how many neighbouring members share it, from `FlowPolicy.strides`; only the first of them trains."""
-    doubtful: Bool[np.ndarray, " N"] | None = None
-    """Which members have the KL penalty; None for all."""
 
     @property
     def steps(self) -> list[int]:
@@ -154,7 +150,6 @@ def shard_tasks(
                 valid=~np.isnan(credit.step_rewards[rows]),
                 columns=choice.columns(shard.facts),
                 strides=strides(shard.facts.steps),
-                doubtful=None if credit.doubtful is None else credit.doubtful[rows],
             )
             tasks.append(task)
     return tasks
@@ -189,7 +184,6 @@ def micro_batches(
             old_log_prob=_tensor(rollout.log_probs[rows, column], device),
             advantages=_tensor(task.advantages[rows, k], device),
             valid=_tensor(task.valid[rows, k], device),
-            doubtful=None if task.doubtful is None else _tensor(task.doubtful[rows], device),
             old_mean=None if rollout.means is None else _tensor(rollout.means[rows, column], device),
             rows_per_state=same,
         )
@@ -228,7 +222,6 @@ def noised_batches(
             noise=_tensor(noise.numpy(), device).expand(len(members), -1, -1, -1),
             advantages=_tensor(task.advantages[:, k], device),
             valid=_tensor(task.valid[:, k], device),
-            doubtful=None if task.doubtful is None else _tensor(task.doubtful, device),
         )
 
 

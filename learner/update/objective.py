@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +14,6 @@ from flow.adapter.lora import Lora
 from flow.maths.transition import Transition
 from flow.models.contract import Conditioning
 from flow.policy import FlowPolicy
-from learner.update.ema import ReferenceAdapter
 from learner.update.micro_batches import MicroBatch
 from learner.update.own import PolicyStep, own_loss
 from protocol.config.learning import KlConfig, LearnerConfig
@@ -57,18 +55,16 @@ class Objective:
     policy: FlowPolicy
     lora: Lora
     config: LearnerConfig
-    reference: ReferenceAdapter | None = None
-    """The adapter that the KL compares with; None for the model without adapter."""
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
         conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
-        reference = self._reference(micro_batch, conditioning) if self.config.kl.weight else None
+        reference = self._reference(micro_batch, conditioning) if self.config.needs_reference else None
         transition, velocity = self.policy.transition(
             micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
         )
         loss, ratio, outside = self._policy_term(micro_batch, transition)
-        kl = torch.zeros_like(loss)
+        kl, own = torch.zeros_like(loss), {}
         if reference is not None:
             kl = divergence(
                 self.config.kl,
@@ -76,14 +72,18 @@ class Objective:
                 reference=reference,
                 step_size=self.policy.step_size(micro_batch.k),
             )
-            kl = kl if micro_batch.doubtful is None else kl * micro_batch.doubtful
+            excess, ratios = norm_excess(velocity, reference[1])
+            own["velocity_norm_ratio"] = ratios.detach()
             loss = loss + self.config.kl.weight * kl
+            if self.config.norm_guard:
+                loss = loss + self.config.norm_guard * excess
         return PairLosses(
             loss=loss * micro_batch.valid,
             ratio=ratio,
             outside=outside,
             kl=kl.detach() * micro_batch.valid,
             valid=micro_batch.valid,
+            own=own,
         )
 
     def _policy_term(
@@ -134,15 +134,10 @@ class Objective:
     def _reference(
         self, micro_batch: MicroBatch, conditioning: tuple[Conditioning, ...]
     ) -> tuple[Transition, Float[Tensor, "N C H W"]]:
-        with reference_of(self.lora, self.reference):
+        with self.lora.adapter_disabled():
             return self.policy.transition(
                 micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
             )
-
-
-def reference_of(lora: Lora, reference: ReferenceAdapter | None) -> AbstractContextManager[None]:
-    """Let the transformer be the KL's reference inside the block: an adapter, or the model without one."""
-    return lora.holding(reference.tensors) if reference else lora.adapter_disabled()
 
 
 def divergence(
@@ -170,6 +165,27 @@ def divergence(
         return (policy[1] - reference[1]).square().flatten(1).mean(1)
     full = policy[0].kl(reference[0])
     return full * step_size if config.rule == "no_dt" else full
+
+
+def norm_excess(
+    velocity: Float[Tensor, "B ..."], reference: Float[Tensor, "B ..."]
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """NormGuard's hinge (arXiv 2606.27771): max(0, ||v|| - ||v_ref||), with ||v|| = sqrt(mean_d v^2).
+
+    RL makes velocities longer than those of the reference, which earns no reward and costs quality. The root mean
+    square is ours: the paper's weight and its norm, a sum or a mean, are not known.
+
+    Args:
+        velocity: v, carries the gradient [B, ...].
+        reference: v_ref [B, ...].
+
+    Returns:
+        The hinge, and ||v|| / ||v_ref||, of each pair [B].
+    """
+    own, other = (
+        torch.linalg.vector_norm(each.flatten(1), dim=1) / each[0].numel() ** 0.5 for each in (velocity, reference)
+    )
+    return (own - other).clamp(min=0), own / other
 
 
 def clipped_surrogate(

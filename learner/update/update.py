@@ -71,19 +71,21 @@ class Finished:
 
     metrics: Mapping[str, float]
     digest: str
-    """Digest of the new adapter, of `old` and of the reference."""
+    """Digest of the new adapter and of `old`."""
 
 
 class Update:
     """`Learner.begin` makes it, `feed` and `train` fill it, and `finish` gives it away."""
 
-    def __init__(self, config: RunConfig, before: LearnerState, strides: Strides) -> None:
+    def __init__(self, config: RunConfig, before: LearnerState, strides: Strides, *, steps_before: int) -> None:
         """
         Args:
             before: the state to which an update that does not finish returns.
             strides: `FlowPolicy.strides` of the policy that rolled out.
+            steps_before: optimizer steps of the run until then.
         """
         self.before = before
+        self.steps_before = steps_before
         self.groups: list[ScoredGroup] = []
         self.credits: list[Credit] = []
         self.pending: list[PendingPiece] = []

@@ -1,9 +1,10 @@
 """The section `credit`: how rewards become advantages."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -125,9 +126,9 @@ class CreditConfig(Section):
     """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
     the std of all steps."""
-    scale: Literal["prompt", "iteration"] = "iteration"
+    scale: Literal["prompt", "iteration"] | Annotated[float, Field(gt=0.0)] = "iteration"
     """Over which values the std is computed. `prompt`: those of the prompt's own group; `iteration`: those of all
-    groups of the iteration."""
+    groups of the iteration. A number above 0 is used instead of a std (ELBO policy gradients: 10)."""
     ddof: int = Field(default=0, ge=0, le=1)
     """Delta degrees of freedom of the std: 0, or 1 as in DanceGRPO."""
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
@@ -145,9 +146,24 @@ class CreditConfig(Section):
     the advantages are summed with the reward weights."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this number, above 0."""
-    diversity: str | None = None
-    """Name of a reward (scorer `diversity`) that says how much a member differs from its group. Advantages above 0 are
-    multiplied by it and divided by its mean in the group (GARDO). null: no scaling."""
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _is_a_scale(cls, scale: Any) -> Any:
+        if scale not in ("prompt", "iteration") and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+            raise ValueError(
+                f"credit.scale must be `prompt`, `iteration` or a number above 0, got {scale!r}: take one of them"
+            )
+        return scale
+
+    @model_validator(mode="after")
+    def _divides_differences(self) -> "CreditConfig":
+        if isinstance(self.scale, float) and self.normalise != "centred":
+            raise ValueError(
+                f"credit.normalise must be `centred` with a number as credit.scale, got {self.normalise!r}: the"
+                " differences from each step's mean are divided by it; set it"
+            )
+        return self
 
     @field_validator("rule")
     @classmethod

@@ -48,21 +48,6 @@ class KlConfig(Section):
     rule: Literal["full", "no_dt", "velocity"] = "full"
     """`full`: the closed-form KL of a step; `no_dt`: the same with a variance without the step size h, as in
     Flow-GRPO's released code and for its beta; `velocity`: the mean squared difference of the velocities."""
-    auxiliary: tuple[str, ...] = ()
-    """Names of auxiliary rewards, for instance with weight 0. If set, the penalty applies only to members whose rank by
-    the reward is above their mean rank by these rewards (GARDO). Empty: it applies to all members."""
-    share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """With `auxiliary`: largest share of a group to which the penalty applies, in (0, 1]."""
-    reset_every: int = Field(default=0, ge=0)
-    """Iterations after which the present policy becomes the reference; 0: never (GARDO: 15 epochs)."""
-    reset_above: float = Field(default=0.0, ge=0.0)
-    """If an iteration's `train/reference_kl` is above this number, the present policy becomes the reference; 0: never
-    (GARDO: 3e-4)."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether the reference may become a later policy."""
-        return self.weight > 0 and bool(self.reset_every or self.reset_above)
 
 
 class AverageConfig(Section):
@@ -88,7 +73,7 @@ class RateDecay(Section):
 
 
 class ForwardConfig(Section):
-    """The objectives of the forward process, `nft`, `awm` and `dgpo`."""
+    """The objectives of the forward process."""
 
     beta: float = Field(default=1.0, gt=0.0, le=1.0)
     """`nft`: beta in (0, 1]; v+ and v- lie beta (v - v_old) away from v_old, one forwards and one backwards."""
@@ -97,10 +82,21 @@ class ForwardConfig(Section):
     preference: float = Field(default=100.0, gt=0.0)
     """`dgpo`: beta of the group's weight, above 0. With a larger beta, a group that the policy already prefers loses
     its weight sooner."""
+    compared: Literal["base", "old"] = "base"
+    """`dgpo`: whom the policy is compared with in the group's weight: the KL's reference, or the adapter `old`."""
+    clip_range: float = Field(default=1e-2, gt=0.0)
+    """`dgpo`: c, above 0. A member whose matching loss has moved further than this from that of `old`, in the direction
+    of its advantage, has no gradient."""
+    loss: Literal["epg", "pepg", "par"] = "pepg"
+    """`elbo`: the policy gradient of the likelihood; `pepg` and `par` also hold the likelihood near that of `old`."""
+    has_ratio: bool = True
+    """`elbo`: weigh each pair with exp(likelihood - likelihood of `old`)."""
+    multiplier: float = Field(default=1.0, gt=0.0)
+    """`ram`: m, above 0: how far the target moves from the reference for an advantage of 1."""
 
 
 class OldConfig(Section):
-    """The adapter `old` of the objectives `nft`, `awm` and `dgpo`: a running mean that moves once in each iteration.
+    """The adapter `old` of the forward objectives: a running mean that moves once in each iteration.
 
     old <- d old + (1 - d) adapter, d = min(rate max(0, n - flat), most), with n the optimizer steps of the run so far.
     """
@@ -113,12 +109,17 @@ class OldConfig(Section):
     """Largest d, in [0, 1)."""
     weight: float = Field(default=0.0, ge=0.0)
     """`awm`: weight of mean_d (v - v_old)^2, at least 0; 0 switches the term and its forward off."""
+    rolls_out_after: int | None = Field(default=None, ge=0)
+    """`dgpo` and `awm`: optimizer steps after which `old` rolls out instead of the trained adapter; null: never. With
+    `nft`, `elbo` and `ram` it always does."""
 
 
 OF_STEPS = ("clipped", "guarded", "masked")
 """Built-in objectives of the steps of a trajectory."""
-FORWARD = ("nft", "awm", "dgpo")
+FORWARD = ("nft", "awm", "dgpo", "elbo", "ram")
 """Objectives of the forward process: they noise clean latents anew and need no log-prob."""
+OLD_ROLLS_OUT = ("nft", "elbo", "ram")
+"""Those whose rollouts are those of the adapter `old`."""
 
 
 class LearnerConfig(Section):
@@ -156,14 +157,18 @@ class LearnerConfig(Section):
     objective: str = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
     the divergence of the step, without a clip. Of the forward process: `nft`, DiffusionNFT; `awm`, Advantage Weighted
-    Matching; `dgpo`, Direct Group Preference Optimization. Or a function of your own for the steps: a file
-    `folder/mine.py:function` or an import path `package.module:function`."""
+    Matching; `dgpo`, Direct Group Preference Optimization; `elbo`, policy gradients of the finished image's likelihood;
+    `ram`, Reinforce Adjoint Matching. Or a function of your own for the steps: a file `folder/mine.py:function` or an
+    import path `package.module:function`."""
     forward: ForwardConfig = ForwardConfig()
-    """Settings of `nft`, `awm` and `dgpo`."""
+    """Settings of the forward objectives."""
     old: OldConfig = OldConfig()
-    """The adapter `old` of `nft`, `awm` and `dgpo`."""
+    """The adapter `old` of the forward objectives."""
     kl: KlConfig = KlConfig()
     """The KL penalty."""
+    norm_guard: float = Field(default=0.0, ge=0.0)
+    """lambda of NormGuard, at least 0: weight of the penalty on velocities that are longer than the reference's. Length
+    is the root mean square over latent elements; 0 switches the term off."""
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
@@ -176,6 +181,17 @@ class LearnerConfig(Section):
     @classmethod
     def _is_known(cls, objective: str) -> str:
         return require_known("learner.objective", objective, (*OF_STEPS, *FORWARD))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether each pair is also evaluated by the KL's reference."""
+        compares = self.objective == "dgpo" and self.forward.compared == "base"
+        return self.kl.weight > 0 or self.norm_guard > 0 or self.objective == "ram" or compares
+
+    def rolls_out_old(self, steps: int) -> bool:
+        """Say whether `old` rolls out, not the trained adapter, after this number of the run's optimizer steps."""
+        after = self.old.rolls_out_after
+        return self.objective in OLD_ROLLS_OUT or (after is not None and steps > after)
 
     def rate(self, iteration: int) -> float:
         """Compute the learning rate of an iteration, from 0."""

@@ -4,6 +4,7 @@ The docstring of a field gives its meaning, unit and range.
 """
 
 import re
+import sys
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -223,18 +224,6 @@ class RunConfig(Section):
                 f"learner.objective guarded needs a kernel whose std is g sqrt(h), one of {list(SCORE_SDES)},"
                 f" got {kernel!r}: take `clipped`"
             )
-        kl = learner.kl
-        if (kl.auxiliary or kl.reset_every or kl.reset_above) and not kl.weight:
-            raise ValueError(
-                "learner.kl.weight must be above 0 with learner.kl.auxiliary, reset_every or reset_above, got 0: there"
-                " is no penalty; set it, or leave them out"
-            )
-        lacking = sorted({*learner.kl.auxiliary, *filter(None, [self.credit.diversity])} - set(self.reward_weights))
-        if lacking:
-            raise ValueError(
-                "learner.kl.auxiliary and credit.diversity must name rewards with use=train, of"
-                f" {sorted(self.reward_weights)}, got {lacking[0]!r}: add it with weight=0"
-            )
         if self.sampling.window.rule == "branch" and self.group.shard < 2:
             raise ValueError(
                 f"group.shard must be at least 2 with sampling.window.rule branch, got {self.group.shard}: the members"
@@ -289,6 +278,12 @@ class RunConfig(Section):
                 f"learner.kl.rule must be `velocity` for objective {learner.objective}, got {learner.kl.rule!r}: it has"
                 " no steps with a std"
             )
+        if learner.old.rolls_out_after is not None and learner.objective not in ("dgpo", "awm"):
+            raise ValueError(
+                f"learner.old.rolls_out_after must be null for objective {learner.objective}, got"
+                f" {learner.old.rolls_out_after}: only dgpo and awm begin with rollouts of the trained adapter; leave"
+                " it out"
+            )
         if learner.objective == "dgpo" and self.group.shard != self.group.size:
             raise ValueError(
                 f"group.shard must be group.size {self.group.size} for objective dgpo, got {self.group.shard}: it"
@@ -327,11 +322,6 @@ class RunConfig(Section):
     def is_forward(self) -> bool:
         """Whether the objective is one of the forward process."""
         return self.learner.objective in FORWARD
-
-    @property
-    def rolls_out_old(self) -> bool:
-        """Whether `old` is the adapter that rolls out, instead of the trained one."""
-        return self.learner.objective == "nft"
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -413,7 +403,7 @@ class RunConfig(Section):
     @property
     def evaluates_another_adapter(self) -> bool:
         """Whether evaluations use another adapter than the rollouts: the running mean, or the trained one."""
-        return self.evaluation.adapter == "average" or self.rolls_out_old
+        return self.evaluation.adapter == "average" or self.learner.rolls_out_old(sys.maxsize)
 
     @property
     def reserved(self) -> dict[str, float]:

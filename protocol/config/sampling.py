@@ -69,9 +69,9 @@ class IntegrationConfig(Section):
     """T' of `ode`, at least 1."""
     spacing: Literal["even", "schedule"] = "schedule"
     """Substeps of `ode`: even in sigma, or even in steps of the schedule (dense where the schedule is dense)."""
-    solver: Literal["euler", "heun", "adams"] = "adams"
-    """`adams`: second order with the previous velocity, as many forwards as `euler`; `heun`: second order with about
-    twice as many."""
+    solver: Literal["euler", "heun", "adams", "dpm"] = "adams"
+    """`adams`: second order with the previous velocity, as many forwards as `euler`; `dpm`: likewise, DPM-Solver++ 2M,
+    in the logarithm of the signal-to-noise ratio; `heun`: second order with about twice as many."""
 
     def substeps_from(self, share: float) -> int:  # noqa: ARG002
         """Return the substeps of `ode` from a point on that has this share of the schedule before it, in (0, 1]."""
@@ -94,8 +94,8 @@ class SamplingConfig(Section):
     """Grid of sigmas. `model`: the grid of the model's own pipeline; `linear`: even from 1 to 0; `shifted`: `linear`
     shifted once by 3 (DanceGRPO, MixGRPO)."""
     kernel: Literal["flow_sde", "ddim_sde", "dance_sde", "cps", "ode"] = "flow_sde"
-    """Transition of a stochastic step. `ode`: no step has noise; for the objectives of the forward process (`nft`,
-    `awm`, `dgpo`), which then train every step's noise level."""
+    """Transition of a stochastic step. `ode`: no step has noise; for the objectives of the forward process, which then
+    train every step's noise level."""
     noise_level: float = 0.7
     """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
     noise_levels: tuple[float, ...] = ()
@@ -125,8 +125,9 @@ class SamplingConfig(Section):
     by an ODE over the schedule's next step and then over every g-th one. Every end is an image, and the advantages of
     all ends are added (Granular-GRPO)."""
     tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
-    """How a trajectory continues after its last stochastic step, where it has no noise. By default it takes the Euler
-    steps of its schedule. Fewer substeps of second order cost less; MixGRPO-Flash does this with DPM-Solver++."""
+    """How a trajectory continues after its last stochastic step, where it has no noise; with kernel `ode` this is the
+    whole trajectory. By default it takes the Euler steps of its schedule. Fewer substeps of second order cost less;
+    MixGRPO-Flash does this with DPM-Solver++."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
@@ -174,11 +175,15 @@ class SamplingConfig(Section):
             raise ValueError(
                 f"sampling.granularities must be [1] for kernel ode, got {list(self.granularities)}: no step has noise"
             )
-        if self.has_tail and (self.kernel == "ode" or len(self.granularities) > 1):
+        if self.has_tail and len(self.granularities) > 1:
             raise ValueError(
-                "sampling.tail must be {rule: schedule, solver: euler} for kernel ode, which has no last stochastic"
-                f" step, and for granularities beyond [1], which have ends of their own, got rule {self.tail.rule} and"
-                f" solver {self.tail.solver}: leave it out"
+                "sampling.tail must be {rule: schedule, solver: euler} for granularities beyond [1], which have ends of"
+                f" their own, got rule {self.tail.rule} and solver {self.tail.solver}: leave it out"
+            )
+        if self.kernel == "ode" and self.tail.rule != "schedule":
+            raise ValueError(
+                f"sampling.tail.rule must be `schedule` for kernel ode, got {self.tail.rule!r}: the noise levels of the"
+                " schedule are those that train; leave it out, or set sampling.steps"
             )
         return self
 

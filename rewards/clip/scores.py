@@ -107,8 +107,8 @@ class Aesthetic(ClipScorer):
 class Diversity(ClipScorer):
     """How far an image lies from the others of its group: mean of 1 - cosine of CLIP's image features, in [0, 2].
 
-    Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For `credit.diversity` with weight 0, and with
-    `use: evaluate` for the held-out images of a prompt.
+    Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For the held-out images of a prompt, with
+    `use: evaluate`.
     """
 
     name = "diversity"

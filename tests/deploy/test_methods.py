@@ -16,9 +16,10 @@ from tests.support.paths import ROOT
 
 PRESETS = sorted((ROOT / "deploy" / "presets").glob("*.yaml"))
 METHODS = {
-    "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "diffusion_nft", "e_grpo", "flow_dppo", "flow_grpo",
-    "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "step_weights", "stepwise", "stepwise_calibrated",
-    "stepwise_fast", "stepwise_flow_sde", "stepwise_tree", "temp_flow", "tp_grpo", "tp_grpo_plain",
+    "awm", "branch_grpo", "dance_grpo", "dense_grpo", "dgpo", "dgpo_ema", "diffusion_nft", "e_grpo", "elbo",
+    "flow_dppo", "flow_grpo", "flow_grpo_fast", "granular_grpo", "grpo_guard", "mix_grpo", "ram", "step_weights",
+    "stepwise", "stepwise_calibrated", "stepwise_fast", "stepwise_flow_sde", "stepwise_tree", "temp_flow", "tp_grpo",
+    "tp_grpo_plain",
 }  # fmt: skip
 WINDOWS = {
     "all": set(),
@@ -110,11 +111,11 @@ def test_settings_stand_where_a_preset_is_silent_and_identity_over_it(tmp_path: 
     assert config.evaluation.adapter == "average"
 
 
-def test_the_running_mean_moves_twice_at_each_turn_but_in_two_methods() -> None:
+def test_the_running_mean_moves_twice_at_each_turn_but_in_one_method() -> None:
     averages = {name: read_method(name)["settings"].get("learner", {}).get("average", {}) for name in METHODS}
     turns = {name: average.get("repeats", 1) for name, average in averages.items() if average.get("every") == 8}
     assert len(turns) > 8
-    assert {name for name, repeats in turns.items() if repeats != 2} == {"grpo_guard", "flow_dppo"}
+    assert {name for name, repeats in turns.items() if repeats != 2} == {"grpo_guard"}
 
 
 def test_the_user_s_own_keys_win_whatever_their_order(tmp_path: Path) -> None:
@@ -201,13 +202,46 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     branch = laid("branch_grpo")
     assert (branch.sampling.steps, branch.group.size) == (20, 16)
     assert splits_of(branch.sampling.splits, range(19)) == (0, 3, 6, 9)
-    assert (branch.sampling.noise_level, branch.learner.step_fraction, branch.learner.clip_range) == (0.3, 0.6, 1e-3)
+    assert (branch.sampling.noise_level, branch.learner.step_fraction, branch.learner.clip_range) == (0.3, 1.0, 1e-3)
+    assert branch.credit.ddof == 1
     merged = laid("e_grpo")
     assert (merged.sampling.steps, merged.sampling.schedule, merged.sampling.merge_std) == (16, "shifted", 0.6)
-    assert (merged.group.shard, merged.learner.learning_rate, merged.credit.advantage_clip) == (12, 1e-5, 5.0)
-    groups = laid("dgpo")
-    assert (groups.group.size, groups.group.shard, groups.group.per_iteration) == (16, 16, 8)
-    assert (groups.learner.forward.preference, groups.learner.old.most, groups.learner.kl.weight) == (100.0, 0.3, 0.02)
+    assert (merged.group.shard, merged.learner.learning_rate, merged.credit.ddof) == (12, 1e-5, 1)
+    for name, compared, preference, clip, kl in (
+        ("dgpo", "base", 100.0, 1e-2, 0.02),
+        ("dgpo_ema", "old", 2e3, 1e-5, 1e-3),
+    ):
+        groups = laid(name)
+        assert (groups.group.size, groups.group.shard, groups.group.per_iteration) == (16, 16, 8)
+        assert (groups.sampling.window.size, groups.learner.step_fraction, groups.sampling.tail.solver) == (
+            5,
+            0.8,
+            "dpm",
+        )
+        own, old = groups.learner.forward, groups.learner.old
+        assert (own.compared, own.preference, own.clip_range, groups.learner.kl.weight) == (
+            compared,
+            preference,
+            clip,
+            kl,
+        )
+        assert (old.rate, old.flat, old.most, old.rolls_out_after) == (0.001, 1, 0.3, 500)
+        assert (groups.learner.average.decay, groups.learner.average.every) == (0.9, 8)
+    bound = laid("flow_dppo")
+    assert (bound.group.size, bound.group.per_iteration, bound.sampling.window.size) == (16, 48, 3)
+    assert bound.sampling.window.bounds(10) == (0, 5)
+    assert (bound.credit.scale, bound.credit.ddof, bound.learner.kl.weight) == ("iteration", 1, 0.0)
+    assert (bound.learner.divergence_bound, bound.learner.average.decay) == (1e-5, 0.0)
+    elbo = laid("elbo")
+    assert (elbo.group.size, elbo.group.per_iteration, elbo.sampling.steps, elbo.sampling.tail.solver) == (
+        24,
+        48,
+        10,
+        "dpm",
+    )
+    assert (elbo.credit.scale, elbo.learner.max_grad_norm, elbo.learner.kl.weight) == (10.0, 5.0, 1e-4)
+    assert (elbo.learner.updates_per_iteration, elbo.learner.step_fraction, elbo.learner.old.most) == (1, 0.99, 0.5)
+    assert (laid("ram").learner.objective, laid("ram").learner.forward.multiplier) == ("ram", 1.0)
     granular = laid("granular_grpo")
     assert (granular.sampling.steps, granular.sampling.granularities, granular.group.shard) == (16, (1, 2), 12)
     assert granular.sampling.window.bounds(16) == (0, 8)

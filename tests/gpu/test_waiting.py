@@ -24,7 +24,7 @@ from learner.update.ema import OldAdapter
 from learner.update.forward import ForwardObjective
 from learner.update.micro_batches import Batch, MicroBatch, NoisedBatch
 from learner.update.objective import Objective
-from protocol.config.learning import LearnerConfig
+from protocol.config.learning import FORWARD, LearnerConfig
 from protocol.config.parse import parse_config
 from protocol.messages import Prompt
 from tests.support.worlds.pipelines import SIDES
@@ -84,11 +84,10 @@ def batch_of(kind: type[Batch], k: int, shape: tuple[int, ...], where: str) -> B
         "latents": zeros(*shape),
         "advantages": zeros(),
         "valid": zeros().bool(),
-        "doubtful": zeros().bool(),
     }
     if kind is NoisedBatch:
         return kind(**common, noise=zeros(*shape), weight=zeros())
-    points = {name: zeros(*shape) for name in ("next_latents", "old_mean", "target")}
+    points = {name: zeros(*shape) for name in ("next_latents", "old_mean")}
     return kind(**common, **points, old_log_prob=zeros())
 
 
@@ -136,7 +135,7 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("sd35", name) for name in ("guarded", "masked", "nft", "dgpo")]
+    [("sd35", name) for name in ("guarded", "masked", "nft", "dgpo", "elbo", "ram")]
     + [(family, "guarded") for family in SIDES if family != "sd35"],
     indirect=["family"],
 )
@@ -144,7 +143,7 @@ def test_a_micro_batch_neither_reads_back_nor_copies_over(
     model: tuple[FlowPolicy, Lora], where: str, family: str, name: str
 ) -> None:
     policy, lora = model
-    is_forward = name in ("nft", "dgpo")
+    is_forward = name in FORWARD
     config = LearnerConfig.model_validate({"objective": name, "kl": {"weight": 0.1, "rule": "velocity"}})
     objective: Any = (
         ForwardObjective(policy, lora, config, OldAdapter(lora.parameters, config.old), 1.0)

@@ -165,7 +165,7 @@ def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
 
 def disk_lines(config: RunConfig, found: Estimate, *, prompts: int, heldout: int) -> Iterator[str]:
     """Describe what a run writes to disks besides its images and logs."""
-    means = sum([config.is_forward, config.learner.kl.moves, config.learner.average.decay > 0])
+    means = sum([config.is_forward, config.learner.average.decay > 0])
     kept = config.checkpoint.keep + 1 + bool(config.watched_rewards)
     each = 4 * found.trained * (3 + means)
     yield f"disk, run folder: {kept} checkpoints of {size_text(each)} take {size_text(kept * each)}"

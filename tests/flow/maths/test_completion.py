@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
 from flow.maths.completion import complete, stack_grids, substep_grid
 from flow.maths.schedule import linear_sigmas, sd3_sigmas
@@ -49,7 +50,7 @@ def test_both_ends_of_the_path_come_back_from_a_state_on_it() -> None:
     torch.testing.assert_close(start.noise, noise)
 
 
-@pytest.mark.parametrize("solver", ["euler", "heun", "adams"])
+@pytest.mark.parametrize("solver", ["euler", "heun", "adams", "dpm"])
 def test_one_substep_is_tweedie_s_estimate_and_asks_for_no_velocity(solver: str) -> None:
     latents, sigma = points()
 
@@ -104,6 +105,27 @@ def test_the_second_order_solvers_errors_fall_with_the_square_of_the_substep(sol
     assert 2.8 < error(20) / error(40) < 4.6
 
 
+@pytest.mark.parametrize("steps", [2, 10])
+def test_dpm_is_diffusers_second_order_solver(steps: int) -> None:
+    """On its own flow sigmas, and on those of SD3, which begin at 1."""
+    for sigmas in (None, FlowMatchEulerDiscreteScheduler(shift=3.0)):
+        solver = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+        solver.set_timesteps(steps)
+        if sigmas:
+            sigmas.set_timesteps(steps)
+            solver.sigmas = sigmas.sigmas.clone()
+            solver.sigmas[0] -= 1e-7  # diffusers takes its logarithm
+        latents, _ = points()
+        grid = solver.sigmas.expand(len(latents), -1)
+        whole = complete(
+            latents=latents, first_velocity=field(latents, grid[:, 0]), grid=grid, velocity=field, solver="dpm"
+        )
+        solver.set_begin_index(0)
+        for index, time in enumerate(solver.timesteps):
+            latents = solver.step(field(latents, grid[:, index]), time, latents).prev_sample
+        torch.testing.assert_close(whole, latents, rtol=0, atol=2e-6)
+
+
 def test_two_adams_substeps_are_the_worked_ones() -> None:
     """v = 1 then 3 with h = 0.5: x - 0.5 * 1, then - 0.5 * (1.5 * 3 - 0.5 * 1)."""
     result = complete(
@@ -135,7 +157,7 @@ def test_the_tails_of_the_docs_are_the_worked_ones(tail: IntegrationConfig, clea
     assert result.item() == pytest.approx(clean)
 
 
-@pytest.mark.parametrize(("solver", "forwards"), [("euler", 4), ("adams", 4), ("heun", 8)])
+@pytest.mark.parametrize(("solver", "forwards"), [("euler", 4), ("adams", 4), ("dpm", 4), ("heun", 8)])
 def test_each_solver_costs_the_forwards_that_it_says(solver: str, forwards: int) -> None:
     asked = []
 

@@ -109,6 +109,45 @@ def test_the_advantages_of_all_granularities_add_up() -> None:
     assert lacking.step_rewards[0, :, 2].isnan().tolist() == [False, True, False]
 
 
+def test_granular_grpo_clamps_the_sum_of_two_rewards_advantages() -> None:
+    """The release's number: eleven images equal and one better is 3.175426 for each reward, 6.350853 in all."""
+    values = np.zeros((12, 1), np.float32)
+    values[11] = 1.0
+    held = shard(values, (2,))
+    scored = replace(
+        held, scores=replace(held.scores, components={"one": held.scores.values, "two": held.scores.values})
+    )
+    method = read_method("granular_grpo")
+    credit = CreditConfig(**(PLAIN | method["identity"]["credit"] | method["settings"]["credit"]))
+    found = assign_credit(
+        reward_tables([group_of(scored)], members=12, total=TOTAL),
+        credit,
+        reward_weights={"one": 1.0, "two": 1.0},
+        step_weights=torch.ones(TOTAL),
+    )
+    assert found.advantages[0, :, 2].tolist() == pytest.approx([-2 * 0.288675] * 11 + [5.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "advantages"),
+    [
+        ("branch_grpo", [0.2, 0.7], [-0.707107, 0.707107]),
+        ("e_grpo", [0.0] * 6 + [1.0] * 6, [-((11 / 12) ** 0.5)] * 6 + [(11 / 12) ** 0.5] * 6),
+    ],
+)
+def test_a_method_s_std_is_its_release_s_with_ddof_1(name: str, rewards: list[float], advantages: list[float]) -> None:
+    credit = read_method(name)["identity"]["credit"] | {"rule": "uniform"}
+    group = group_of(shard(np.array(rewards, np.float32)[:, None], (2,)))
+    found = assigned(group, members=len(rewards), **credit)
+    assert found.advantages[0, :, 2].tolist() == pytest.approx(advantages, abs=1e-5)
+
+
+def test_elbo_divides_the_differences_from_the_mean_by_ten() -> None:
+    credit = read_method("elbo")["identity"]["credit"]
+    found = assigned(group_of(shard(np.array([[0.2], [0.5], [np.nan]], np.float32), (1, 2))), **credit)
+    assert found.advantages[0, :, 1:3].tolist() == pytest.approx(np.array([[-0.015] * 2, [0.015] * 2, [0.0] * 2]))
+
+
 def expected(normalise: Any) -> torch.Tensor:
     rewards = torch.from_numpy(REWARDS)
     return normalise(gains(rewards), epsilon=1e-4)

@@ -106,6 +106,12 @@ def test_numbers_of_the_adapter():
     assert adapter_metrics(an_adapter(float("nan")), had_contrast=True)["adapter/not_finite"] == 6.0
 
 
+def test_velocities_longer_than_the_reference_s_warn_and_do_not_stop(tiny_config):
+    (guard,) = (guard for guard in guards_of(tiny_config()) if guard.name == "velocity_norm")
+    assert (guard.metric, guard.patience) == ("train/velocity_norm_ratio_mean", None)
+    assert [guard.is_broken(value) for value in (0.9, 1.05, 1.06)] == [False, False, True]
+
+
 def test_the_remedy_for_equal_members_names_noise_only_where_there_is_some(tiny_config):
     ode = {"sampling": {"kernel": "ode", "shared_noise": False}, "learner": {"objective": "nft"}}
     ode["credit"] = {"rule": "uniform", "step_weights": {"rule": "none"}}

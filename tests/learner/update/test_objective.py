@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,13 @@ from flow.maths.transition import Transition
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
-from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import Learner
 from learner.update.metrics import PieceStatistics, StepStatistics, update_metrics
 from learner.update.micro_batches import MicroBatch
-from learner.update.objective import Objective, divergence
+from learner.update.objective import Objective, divergence, norm_excess
 from protocol.config.learning import KlConfig, LearnerConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ContractError
-from protocol.messages import LearnerState, Prompt, ScoredGroup, ScoredShard
+from protocol.messages import LearnerState, Prompt
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import draw_groups, iterate, learn
 
@@ -227,18 +224,6 @@ def test_baseline_and_running_mean_go_on_exactly_after_a_restore(tiny_config: Co
     assert first.baseline[3] is None, "the last step is never stochastic"
 
 
-def test_only_doubtful_pairs_have_the_penalty(tiny_config: Config) -> None:
-    policy, lora = perturbed(tiny_config(), 0.1)
-    micro_batch = replace(pairs(policy), valid=torch.ones(3, dtype=torch.bool))
-    objective = Objective(policy, lora, LearnerConfig(kl=KlConfig(weight=2.0)))
-    every, none = objective(micro_batch), Objective(policy, lora, LearnerConfig())(micro_batch)
-    some = objective(replace(micro_batch, doubtful=torch.tensor([False, True, False])))
-    assert (every.kl > 0).all()
-    assert some.kl.tolist() == [0.0, every.kl[1].item(), 0.0]
-    assert torch.equal(some.loss[[0, 2]], none.loss[[0, 2]])
-    assert torch.equal(some.loss[1], every.loss[1])
-
-
 def test_the_mean_kl_is_that_of_the_pairs_that_count(tiny_config: Config) -> None:
     policy, lora = perturbed(tiny_config(), 0.1)
     micro_batch = pairs(policy)
@@ -250,82 +235,39 @@ def test_the_mean_kl_is_that_of_the_pairs_that_count(tiny_config: Config) -> Non
     assert (found.kl[:2] > 0).all()
 
 
-def with_other(groups: list[ScoredGroup], sign: float) -> list[ScoredGroup]:
-    """The groups with a further scorer, `other`, that ranks like the reward, or the other way round."""
+def test_norm_guard_s_hinge_is_the_one_worked_by_hand_and_spares_shorter_velocities() -> None:
+    """Lengths .8602325 and .7211103 over sqrt(2); their difference .1391223 likewise."""
+    long, short = torch.tensor([[0.5, 0.7]], requires_grad=True), torch.tensor([[0.4, 0.6]])
+    excess, ratio = norm_excess(long, short)
+    assert excess.item() == pytest.approx(0.1391223 / 2**0.5, abs=1e-6)
+    assert ratio.item() == pytest.approx(0.8602325 / 0.7211103, abs=1e-6)
+    (slope,) = torch.autograd.grad(excess.sum(), long)
+    assert slope[0].tolist() == pytest.approx([0.5 / 0.8602325 / 2**0.5, 0.7 / 0.8602325 / 2**0.5], abs=1e-6)
+    assert norm_excess(short, long)[0].item() == 0.0
 
-    def told(shard: ScoredShard) -> ScoredShard:
-        scores = shard.scores
-        return replace(shard, scores=replace(scores, components={**scores.components, "other": sign * scores.values}))
 
-    return [replace(group, shards=tuple(map(told, group.shards))) for group in groups]
-
-
-def test_the_update_holds_back_those_whom_an_auxiliary_scorer_doubts(tiny_config: Config) -> None:
-    """Four members; an auxiliary scorer that agrees leaves none with a penalty, one that disagrees at most two."""
-    kl = {"weight": 0.5, "auxiliary": ["other"], "share": 0.5}
-    rewards = {"brightness": {"scorer": "geneval"}, "other": {"scorer": "geneval", "weight": 0.0}}
-    settings: dict[str, Any] = {"learning_rate": 0.02, "max_grad_norm": 100.0, "updates_per_iteration": 1}
-    found = {}
-    for name, sign, own in (("agrees", 1.0, kl), ("doubts", -1.0, kl), ("for all", 1.0, {"weight": 0.5})):
-        config = tiny_config(rewards=rewards, learner=settings | {"kl": own})
+@pytest.mark.parametrize("objective", ["clipped", "elbo"])
+def test_norm_guard_keeps_velocities_shorter(tiny_config: Config, objective: str) -> None:
+    """Every velocity of this adapter is longer than the base model's; a large weight shortens them."""
+    ratios = {}
+    for weight in (1e-9, 1e4):
+        settings = {"learning_rate": 0.02, "updates_per_iteration": 1, "objective": objective, "norm_guard": weight}
+        config = tiny_config(learner=settings)
         learner, policy = Learner(config), RolloutPolicy(config)
-        for _ in range(2):
-            adapter = learner.adapter()
-            policy.receive(adapter)
-            groups = draw_groups(policy, config, adapter, iteration=learner.iteration)
-            found[name] = learn(config, with_other(groups, sign), learner)["train/reference_kl"]
-    assert found["agrees"] == 0.0
-    assert 0 < found["doubts"] < found["for all"]
+        for _ in range(3):
+            ratios[weight] = iterate(learner, policy, config)["train/velocity_norm_ratio_mean"]
+    assert ratios[1e4] < ratios[1e-9]
 
 
-def test_a_reference_is_reset_and_comes_back_with_a_checkpoint(tiny_config: Config, tmp_path: Path) -> None:
-    kl = {"weight": 0.5, "reset_every": 2}
-    config = tiny_config(learner={"kl": kl, "updates_per_iteration": 1})
-    learner, policy = Learner(config), RolloutPolicy(config)
-    plain = Learner(tiny_config(learner={"kl": {"weight": 0.5}, "updates_per_iteration": 1}))
-    resets, states = [], []
-    for _ in range(3):
-        metrics = iterate(learner, policy, config)
-        resets.append(metrics["train/reference_reset"])
-        states.append(learner.state())
-        if len(states) < 3:
-            iterate(plain, RolloutPolicy(config), config)
-            assert plain.adapter().digest == learner.adapter().digest, "until the reset the reference is the base model"
-    assert resets == [0.0, 1.0, 0.0]
-    first, second, third = states
-    assert first.reference is not None and second.reference is not None and third.reference is not None
-    assert not any(array.any() for array in first.reference.arrays.values())
-    assert second.reference.digest == second.adapter.digest == third.reference.digest != third.adapter.digest
-    folder = write_checkpoint(tmp_path, second, config.model.lora, keep=1)
-    resumed = Learner(config)
-    resumed.restore(read_checkpoint(folder))
-    iterate(resumed, RolloutPolicy(config), config)
-    assert resumed.adapter().digest == third.adapter.digest
-    with pytest.raises(ContractError, match="a run whose reference moves resumes with it, got a state without one"):
-        resumed.restore(replace(second, reference=None))
-
-
-def test_a_policy_that_went_too_far_becomes_the_reference(tiny_config: Config) -> None:
-    settings: dict[str, Any] = {"learning_rate": 0.02, "updates_per_iteration": 2}
-    config = tiny_config(learner=settings | {"kl": {"weight": 0.5, "reset_above": 1e-9}})
-    learner, policy = Learner(config), RolloutPolicy(config)
-    metrics = iterate(learner, policy, config)
-    assert metrics["train/reference_kl"] > 1e-9
-    assert metrics["train/reference_reset"] == 1.0
-    calm = tiny_config(learner=settings | {"kl": {"weight": 0.5, "reset_above": 1e9}})
-    assert iterate(Learner(calm), RolloutPolicy(calm), calm)["train/reference_reset"] == 0.0
-
-
-def test_a_fork_begins_with_its_adapter_as_old_and_the_base_model_as_reference(tiny_config: Config) -> None:
+def test_a_fork_begins_with_its_adapter_as_old(tiny_config: Config) -> None:
     """Its state of iteration 0 has an adapter only; the learner may have trained before."""
-    settings: dict[str, Any] = {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity", "reset_every": 1}}
+    settings: dict[str, Any] = {"objective": "nft", "kl": {"weight": 0.1, "rule": "velocity"}}
     config = tiny_config(learner=settings | {"updates_per_iteration": 1, "learning_rate": 1e-2})
     learner, policy = Learner(config), RolloutPolicy(config)
     iterate(learner, policy, config)
     trained = learner.state().adapter
     learner.restore(LearnerState(iteration=0, adapter=replace(trained, version=0), optimizer={}))
     state = learner.state()
-    assert state.old is not None and state.reference is not None
+    assert state.old is not None
     assert state.old.digest == trained.digest == state.adapter.digest
-    assert not any(array.any() for array in state.reference.arrays.values())
     assert iterate(learner, RolloutPolicy(config), config)["train/reference_kl"] > 0

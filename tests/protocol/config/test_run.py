@@ -189,15 +189,9 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             "group.shard must be group.size 8 for objective dgpo, got 4",
         ),
         (
-            {"learner": {"kl": {"weight": 0.1, "auxiliary": ["aesthetic"]}}},
-            "of ['geneval'], got 'aesthetic'",
-        ),
-        ({"credit": {"diversity": "far"}}, "got 'far'"),
-        (
             {"rewards": {"a": {"scorer": "ocr", "weight": 0}, "b": {"scorer": "ocr", "use": "evaluate"}}},
             "other than 0, got 0 for ['a']",
         ),
-        ({"learner": {"kl": {"reset_every": 5}}}, "learner.kl.weight must be above 0 with learner.kl.auxiliary"),
         (
             {"sampling": {"granularities": [1, 2], "tail": {"substeps": 2}}, "credit": {"rule": "uniform"}},
             "got rule ode and solver adams",
@@ -207,8 +201,14 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
                 "sampling": {"kernel": "ode", "shared_noise": False, "tail": {"rule": "tweedie"}},
                 "learner": {"objective": "nft"},
             },
-            "sampling.tail must be {rule: schedule, solver: euler} for kernel ode",
+            "`schedule` for kernel ode, got 'tweedie'",
         ),
+        (
+            {"learner": {"objective": "elbo", "old": {"rolls_out_after": 500}}},
+            "objective elbo, got 500",
+        ),
+        ({"credit": {"scale": 0}}, "a number above 0, got 0"),
+        ({"credit": {"scale": 10.0}}, "as credit.scale, got 'per_step'"),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),
         (
             {"sampling": {"granularities": [1, 2]}, "credit": {"rule": "gains"}},
@@ -228,7 +228,7 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
         ),
         (
             {"sampling": ODE},
-            "['nft', 'awm', 'dgpo'], got learner.objective 'clipped'",
+            "['nft', 'awm', 'dgpo', 'elbo', 'ram'], got learner.objective 'clipped'",
         ),
         (
             {"sampling": ODE, "learner": {"objective": "nft"}},
@@ -266,6 +266,7 @@ def test_rollout_actors_keep_the_adapters_of_rollouts_and_of_evaluations() -> No
     assert held() == 2
     assert held(objective="awm") == 2
     assert held(objective="nft") == 4
+    assert held(objective="awm", old={"rolls_out_after": 500}) == 4
 
 
 def test_the_tree_is_frozen() -> None:
