@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from flow.device import computing
+from flow.device import KERNELS, computing, tf32
 from protocol.config.cluster import RoleConfig
 
 
@@ -36,3 +36,12 @@ def test_a_role_without_a_gpu_leaves_the_kernels_alone(monkeypatch: pytest.Monke
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with computing(RoleConfig()):
         assert kernels() == (False, False, None)
+
+
+def test_tf32_holds_inside_its_block_only_and_never_on_a_cpu() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    with tf32("cuda:0"):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32" and KERNELS.locked()
+    assert torch.backends.cuda.matmul.fp32_precision == before and not KERNELS.locked()
+    with tf32("cpu"):
+        assert torch.backends.cuda.matmul.fp32_precision == before and not KERNELS.locked()
