@@ -209,9 +209,10 @@ def _dry_run(
         typer.echo("")
         for line in method_lines(config, found, same, heldout=len(heldout), tflops=tflops):
             typer.echo(line)
-    for name, other in list(same.items())[:1]:
+    baseline = COMPARED[0]
+    if baseline in same:
         typer.echo("")
-        for line in difference_lines(config, name, other):
+        for line in difference_lines(config, baseline, same[baseline]):
             typer.echo(line)
     problems = [
         *([missing_model] if missing_model else ()),

@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 
-from deploy.tools.estimate import GIB, Estimate
+from deploy.tools.estimate import GIB, Estimate, estimate, recounted
 from deploy.tools.memory import RoleMemory
-from deploy.tools.planning.plan import REST, aligned, disk_lines, node_of, plan_lines, plan_of, size_text, time_text
+from deploy.tools.planning.plan import (
+    REST,
+    aligned,
+    difference_lines,
+    disk_lines,
+    method_lines,
+    node_of,
+    plan_lines,
+    plan_of,
+    size_text,
+    time_text,
+)
 from protocol.config.run import RunConfig
 from tests.support.runs.balance import COUNTS, config_of
 
@@ -96,3 +107,19 @@ def test_the_lines_are_for_people(tiny_config: Config) -> None:
         "2 MiB", "50 MiB", "1.5 GiB", "2,000 GiB",
     ]  # fmt: skip
     assert list(aligned([("a", "1", "x"), ("bb", "22", "yy")], words=(0, 2))) == ["a    1  x", "bb  22  yy"]
+
+
+def test_methods_are_compared_at_the_same_scale_and_every_key_that_differs_is_listed(tiny_config: Config) -> None:
+    config = tiny_config(cluster={"rollout": {"gpus": 1}, "learner": {"gpus": 1}})
+    found = estimate(config)
+    plain = {"credit": {"rule": "uniform", "step_weights": {"rule": "none"}}}
+    other = tiny_config(cluster={"rollout": {"gpus": 1}, "learner": {"gpus": 1}}, **plain)
+    assert recounted(other, found).evaluations == estimate(other).evaluations
+    head, mine, theirs = method_lines(config, found, {"plain": other}, heldout=2, tflops=1)
+    assert head.split() == ["the", "run", "by", "other", "methods", "images", "scored", "an", "iteration", "GPU-hours"]
+    assert mine.split()[:3] == ["as", "configured", str(found.evaluations.images)]
+    assert theirs.split()[:2] == ["plain", str(found.evaluations.trajectories)], "no point is scored"
+    keys = [line.split()[0] for line in difference_lines(config, "plain", other)]
+    flat, plain_flat = config.flat_fields(), other.flat_fields()
+    assert keys[1:] == sorted(key for key in flat if flat[key] != plain_flat[key])
+    assert not list(difference_lines(config, "same", config))[1:]
