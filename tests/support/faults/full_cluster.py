@@ -74,13 +74,15 @@ def lose(cluster: Cluster, fault: str, layout: str, expected: Story, *, number: 
     began = time.monotonic()
     _harm(node, fault)
     cluster.release()
-    until(lambda: cluster.dead_nodes() > dead, f"Ray calls {node.name} dead")
-    detected, reached = time.monotonic(), cluster.iteration(run)
-    what = f"{run} goes on; on the nodes: {_held(cluster, run)}"
-    until(lambda: job.has_ended or cluster.iteration(run) > reached, what, seconds=300)
-    loss = Loss(fault, shown, detected - began, time.monotonic() - detected)
-    job.finish()
-    _mend(cluster, node, fault)
+    try:
+        until(lambda: cluster.dead_nodes() > dead, f"Ray calls {node.name} dead")
+        detected, reached = time.monotonic(), cluster.iteration(run)
+        what = f"{run} goes on; on the nodes: {_held(cluster, run)}"
+        until(lambda: job.has_ended or cluster.iteration(run) > reached, what, seconds=300)
+        loss = Loss(fault, shown, detected - began, time.monotonic() - detected)
+        job.finish()
+    finally:
+        _mend(cluster, node, fault)
     cluster.require_undisturbed(run, expected)
     return loss
 
