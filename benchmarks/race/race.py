@@ -37,6 +37,7 @@ from benchmarks.race.plots import write_plots
 from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
+from deploy.monitor.summary import STEP_REWARD
 from deploy.presets import load_config
 from deploy.run.run import run_training
 from protocol.config.run import RunConfig
@@ -139,8 +140,8 @@ def read_cell(cell: Cell, runs: Path) -> dict[str, Any] | None:
     gains: dict[str, list[float]] = {}
     for line in trained:
         for key, value in line.items():
-            if key.startswith("step_reward/step_") and key.endswith("_abs_mean") and value is not None:
-                gains.setdefault(key.split("_")[1], []).append(value)
+            if (match := STEP_REWARD.fullmatch(key)) and value is not None:
+                gains.setdefault(match[1], []).append(value)
     return {
         **asdict(cell),
         "iterations": evaluated,

@@ -60,9 +60,9 @@ BODIES_HELD = 8
 class ServedScorer:
     """One scorer, whose turn it is, and its counts of images."""
 
-    def __init__(self, place: Place, *, max_waiting: int) -> None:
-        """Serve the scorer at `place`; at most `max_waiting` images wait for it."""
-        self.place = place
+    def __init__(self, slot: Place, *, max_waiting: int) -> None:
+        """Serve the scorer in `slot`; at most `max_waiting` images wait for it."""
+        self.slot = slot
         self.waiting = self.scored = self.missing = 0
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
@@ -70,7 +70,7 @@ class ServedScorer:
     async def check(self, call: CheckCall, request: Request) -> str:
         """Return why the prompts of a call cannot be scored; empty if they can."""
         async with self._turn_of(request):
-            return await self.place.run(_problem_of, call)
+            return await self.slot.run(_problem_of, call)
 
     async def score(self, call: ScoreCall, request: Request) -> Scores:
         """Score the images of a call once the calls before it are done.
@@ -90,7 +90,7 @@ class ServedScorer:
         self.waiting += size
         try:
             async with self._turn_of(request):
-                scores = await self.place.run(_score_items, call)
+                scores = await self.slot.run(_score_items, call)
         finally:
             self.waiting -= size
         self.scored += size
@@ -99,7 +99,7 @@ class ServedScorer:
 
     @asynccontextmanager
     async def _turn_of(self, request: Request) -> AsyncIterator[None]:
-        """Wait for the turn of a request, unless its client leaves, whose place is then free."""
+        """Wait for the turn of a request, unless its client leaves, whose position in the line is then free."""
         turn, left = asyncio.ensure_future(self._turn.acquire()), asyncio.ensure_future(request.receive())
         await asyncio.wait({turn, left}, return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
@@ -116,7 +116,7 @@ def make_app(scorers: Mapping[str, Place], access: Access, *, max_waiting: int =
     """Make the service.
 
     Args:
-        scorers: the places of the scorers to serve, by name.
+        scorers: the slots of the scorers to serve, by name.
         access: the access rights; the route of its health needs no token.
         max_waiting: images that may wait for one scorer.
 
@@ -125,7 +125,7 @@ def make_app(scorers: Mapping[str, Place], access: Access, *, max_waiting: int =
     """
     app = FastAPI(title="flowcredit reward service", version="1", docs_url=None, redoc_url=None)
     app.state.reading = asyncio.Lock()
-    app.state.served = {name: ServedScorer(place, max_waiting=max_waiting) for name, place in scorers.items()}
+    app.state.served = {name: ServedScorer(slot, max_waiting=max_waiting) for name, slot in scorers.items()}
     add_problem_handlers(app)
     admit = access.admit if access.to_call else None
     app.add_middleware(Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=admit)
@@ -153,15 +153,15 @@ async def health(request: Request) -> dict[str, Any]:
     served: dict[str, ServedScorer] = request.app.state.served
     counts = {
         name: {
-            "status": _health(item.place.is_degraded),
+            "status": _health(item.slot.is_degraded),
             "waiting": item.waiting,
             "scored": item.scored,
             "missing": item.missing,
-            "restarts": item.place.restarts,
+            "restarts": item.slot.restarts,
         }
         for name, item in served.items()
     }
-    return {"status": _health(any(item.place.is_degraded for item in served.values())), "scorers": counts}
+    return {"status": _health(any(item.slot.is_degraded for item in served.values())), "scorers": counts}
 
 
 @_calls.get("/v1/scorers", response_model=ScorerList)
@@ -170,7 +170,7 @@ async def scorer_list(request: Request) -> Response:
     served: dict[str, ServedScorer] = request.app.state.served
     facts = tuple(
         ScorerFacts(name=name, low=finite(facts.low), high=finite(facts.high), sees=facts.sees)
-        for name, facts in ((name, item.place.facts) for name, item in served.items())
+        for name, facts in ((name, item.slot.facts) for name, item in served.items())
     )
     return _reply(ScorerList(scorers=facts), request)
 

@@ -51,18 +51,18 @@ def serve_rewards(
     wanted = wanted_scorers(names, args or [], config)
     token = read_token(token_file)
     access = Access(host=host, token=token, allowed_hosts=tuple(allow_host or ()))
-    places: dict[str, ScorerProcess] = {}
+    slots: dict[str, ScorerProcess] = {}
     try:
         for name, (spec, arguments) in wanted.items():
-            places[name] = ScorerProcess(spec, arguments, deadline_s=deadline)
+            slots[name] = ScorerProcess(spec, arguments, deadline_s=deadline)
         listener, address = listen(host, port)
-        announcement = f"serving {', '.join(places)} on {address}"
+        announcement = f"serving {', '.join(slots)} on {address}"
         announcement += "" if token else ", open to all users of this machine"
-        app = make_app(places, access, max_waiting=max_waiting)
+        app = make_app(slots, access, max_waiting=max_waiting)
         serve_until_interrupted(app, listener, announcement=announcement, proxies=proxy or ())
     finally:
-        for place in places.values():
-            place.close()
+        for slot in slots.values():
+            slot.close()
 
 
 def wanted_scorers(

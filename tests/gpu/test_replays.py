@@ -45,8 +45,7 @@ def test_many_replays_with_compiled_blocks_are_exact(device: str, name: str, tmp
     embeds = backbone.encode("a red circle")
 
     def velocity(rows: int) -> Tensor:
-        conditioning = {part: each.expand(rows, *each.shape[1:]) for part, each in embeds.items()}
-        return backbone.velocity(latents[:rows], sigma[:rows], conditioning)
+        return backbone.velocity(latents[:rows], sigma[:rows], embeds.repeat(rows))
 
     with torch.inference_mode():
         drawn = {rows: velocity(rows) for rows in ROWS}

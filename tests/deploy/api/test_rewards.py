@@ -322,10 +322,10 @@ class Moods(Redness):
 
 
 def test_a_scorer_that_hangs_or_ends_is_noticed_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
-    place = ScorerProcess(f"{__name__}:Moods", {}, deadline_s=1.0)
+    slot = ScorerProcess(f"{__name__}:Moods", {}, deadline_s=1.0)
     image = encode_png(IMAGES[0])
     try:
-        with reward_service(make_app({"red": place}, OPEN, max_waiting=4)) as url:
+        with reward_service(make_app({"red": slot}, OPEN, max_waiting=4)) as url:
 
             def said(prompt: str) -> tuple[int, str]:
                 answer = posted(url, [(image, prompt)])
@@ -344,7 +344,7 @@ def test_a_scorer_that_hangs_or_ends_is_noticed_and_starts_again(caplog: pytest.
             assert said("exit") == (200, "ok"), "its image has no score"
             assert httpx2.get(f"{url}/v1/health").json()["scorers"]["red"]["restarts"] == 2
     finally:
-        place.close()
+        slot.close()
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -353,7 +353,7 @@ def test_a_scorer_that_cannot_be_built_is_one_line() -> None:
         ScorerProcess(f"{__name__}:Redness", {"side": 3}, deadline_s=1.0)
 
 
-def test_a_client_that_leaves_gives_its_place_back_and_costs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_leaves_gives_its_position_back_and_costs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     busy, go_on = threading.Event(), threading.Event()
 
     class Held(Redness):

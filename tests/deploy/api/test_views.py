@@ -1,6 +1,7 @@
 """The page's views of ended runs in a real browser: curves beside each other, images, runs, configs, events."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,14 @@ def test_a_long_run_is_drawn_from_few_points(visit):
 
 def test_the_slider_goes_through_the_evaluations(visit):
     page = visit("images")
-    wait_for(page, lambda: text(page, "#gallery-now") == "iteration 40, 4 of 4; images of 32 x 32 pixels")
+    wait_for(page, lambda: text(page, "#gallery-now").startswith("iteration 40, 4 of 4; images of 32 x 32 pixels; "))
     wait_for(page, lambda: count(page, "#gallery canvas") == 12)
     newest = text(page, "#gallery")
+    shown = re.findall(r"(\d\.\d+) \(([+−]\d\.\d+)\)", newest)
+    now = [float(score) for score, _ in shown]
+    first = [float(score) - float(change.replace("−", "-")) for score, change in shown]
+    said = re.search(r"mean of the images shown: (\S+) at iteration 0, (\S+) now", text(page, "#gallery-now"))
+    assert said and [float(mean) for mean in said.groups()] == pytest.approx([sum(first) / 12, sum(now) / 12], abs=2e-3)
     page.find_element("css selector", "#gallery-at").send_keys("\ue012" * 3)  # the left arrow
     wait_for(page, lambda: text(page, "#gallery-now").startswith("iteration 0, 1 of 4"))
     wait_for(page, lambda: text(page, "#gallery") != newest and "(" not in text(page, "#gallery"))

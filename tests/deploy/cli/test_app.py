@@ -326,8 +326,8 @@ def test_the_help_shows_the_commands_in_groups() -> None:
     from deploy.cli.app import COMMANDS, GROUPS, app
 
     shown = CliRunner().invoke(app, ["--help"], prog_name="flowcredit").output
-    places = [shown.index(f"─ {panel} ") for panel in GROUPS]
-    assert places == sorted(places)
+    positions = [shown.index(f"─ {panel} ") for panel in GROUPS]
+    assert positions == sorted(positions)
     assert sum(map(len, GROUPS.values())) == len(COMMANDS) == len(app.registered_commands)
 
 

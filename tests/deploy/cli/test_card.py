@@ -13,8 +13,8 @@ import yaml
 from safetensors.numpy import load
 
 from deploy.folder.read import evaluation_scores
-from tests.deploy.cli.test_models import write_preset
 from tests.support.commands import run_cli
+from tests.support.runs.presets import dark_preset
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ def test_a_folder_and_an_upload_have_a_card_with_scores_images_and_config(
 ) -> None:
     run = tmp_path / "run"
     words = ("--local", "--no-page", "--run", str(run), "status.board=off")
-    assert run_cli(monkeypatch, "train", str(write_preset(tmp_path, tiny_sd3)), *words) == 0
+    assert run_cli(monkeypatch, "train", str(dark_preset(tmp_path, tiny_sd3)), *words) == 0
     capsys.readouterr()
     assert run_cli(monkeypatch, "export", str(run)) == 2
     assert "--push OWNER/NAME" in capsys.readouterr().err

@@ -249,7 +249,7 @@ def test_a_quantised_run_resumes_exactly_and_exports_the_whole_model(setting: st
 
 def test_train_without_a_preset_goes_on_with_the_runs_own_config(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
-    with pytest.raises(InputError, match=r"seed \(there 3, now 0\).*leave preset and overrides out to go on"):
+    with pytest.raises(InputError, match=r"seed \(there 3, now 0\)"):
         said("train", run.parent / "preset.yaml", "--no-page", "--run", copy)
     said("train", "--no-page", "--run", copy, "iterations=2")
     assert [line["iteration"] for line in lines_of(copy) if "reward/mean" in line] == [1, 2]

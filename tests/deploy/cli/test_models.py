@@ -19,40 +19,12 @@ from flow.maths.noise import normal
 from protocol.errors import RunFolderError
 from tests.support.commands import run_cli
 from tests.support.faults.disks import files_limited
-
-
-def write_preset(folder: Path, model: Path) -> Path:
-    prompts = folder / "prompts.jsonl"
-    include = [{"class": "circle", "count": 1, "color": "red"}]
-    lines = [
-        {"prompt": text, "tag": "colors", "include": include, "negative_prompt": "blurry"}
-        for text in ("a red circle", "one red circle")
-    ]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tree = {
-        "iterations": 1,
-        "model": {
-            "path": str(model),
-            "max_sequence_length": 1,
-            "guidance": 2.0,
-            "embedding_cache": str(folder / "embeddings"),
-        },
-        "data": {"train": str(prompts), "heldout": str(prompts)},
-        "sampling": {"steps": 3},
-        "group": {"size": 4, "shard": 2, "per_iteration": 2},
-        "learner": {"learning_rate": 0.05, "updates_per_iteration": 1},
-        "completion": {"substeps": 2},
-        "rewards": {"dark": {"scorer": "tests.support.rewards.dark:Dark"}},
-        "evaluation": {"component": "reward", "steps": 3, "batch": 3},
-    }
-    path = folder / "preset.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
+from tests.support.runs.presets import dark_preset
 
 
 @pytest.fixture
 def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
-    return write_preset(tmp_path, tiny_sd3)
+    return dark_preset(tmp_path, tiny_sd3)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +32,7 @@ def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one iteration; its preset and embeddings lie beside it."""
     index = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        words = ("train", str(write_preset(index, tiny_sd3)), "--local", "--run", str(index / "run"))
+        words = ("train", str(dark_preset(index, tiny_sd3)), "--local", "--run", str(index / "run"))
         assert run_cli(monkeypatch, *words) == 0
     return index / "run"
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, ModelError, PromptError, ScorerError
 from protocol.messages import Prompt
+from protocol.prompts import read_prompts
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_flux
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_z_image
 
 ONE = [Prompt(index=0, text="a")]
 
 
-def noticed(config: RunConfig) -> dict[str, str]:
-    return dict(concerns(config, Inputs(ONE, [], locate(config.model))))
+def noticed(config: RunConfig, prompts: Sequence[Prompt] = ONE) -> dict[str, str]:
+    return dict(concerns(config, Inputs(list(prompts), [], locate(config.model))))
 
 
 def require_sizes(config: RunConfig) -> None:
@@ -231,7 +233,7 @@ def test_sizes_are_those_of_the_pipelines_for_the_models_that_we_ship_config_fil
 
 def test_nothing_is_told_of_the_toy_world_whose_vae_is_a_tiny_one() -> None:
     config = load_config("toy_geneval")
-    assert noticed(config) == {}
+    assert noticed(config, read_prompts(config.data, config.data.train)) == {}
     small = load_config("toy_geneval", overrides=["model.height=16", "model.width=16"])
     assert "the model's own 32 x 32" in noticed(small)["NativeSize"]
 

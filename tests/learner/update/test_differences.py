@@ -44,15 +44,15 @@ def finals(shard: ScoredShard) -> np.ndarray:
     return shard.scores.values[shard.facts.image_index[:, -1]].astype(np.float64)
 
 
-def standardised(values: np.ndarray, epsilon: float = 1e-8) -> np.ndarray:
-    return (values - values.mean()) / (values.std() + epsilon)
+def standardised(values: np.ndarray, epsilon: float = 1e-8, ddof: int = 0) -> np.ndarray:
+    return (values - values.mean()) / (values.std(ddof=ddof) + epsilon)
 
 
 def e_grpo(group: ScoredGroup) -> Iterator[Pairs]:
     """Steps 0 to 1 and 1 to 2 alone, 2 to 5 merged: each shard explores one of them and is compared with itself."""
     for shard in group.shards:
         (k,) = shard.facts.steps
-        yield Pairs(shard.rollout, slice(None), k, {0: 1, 1: 2, 2: 5}[k], standardised(finals(shard)))
+        yield Pairs(shard.rollout, slice(None), k, {0: 1, 1: 2, 2: 5}[k], standardised(finals(shard), ddof=1))
 
 
 def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
@@ -61,7 +61,7 @@ def branch_grpo(group: ScoredGroup) -> Iterator[Pairs]:
     for k in shard.facts.steps:
         stride = 2 if k < 2 else 1
         nodes = finals(shard).reshape(-1, stride).mean(1)
-        yield Pairs(shard.rollout, slice(None, None, stride), k, k + 1, standardised(nodes))
+        yield Pairs(shard.rollout, slice(None, None, stride), k, k + 1, standardised(nodes, ddof=1))
 
 
 def stepwise_tree(group: ScoredGroup) -> Iterator[Pairs]:
@@ -82,7 +82,7 @@ def granular_grpo(group: ScoredGroup) -> Iterator[Pairs]:
         (k,) = shard.facts.steps
         assert shard.facts.further_index is not None
         ends = [finals(shard), shard.scores.values[shard.facts.further_index[:, 0]].astype(np.float64)]
-        advantages = sum((values - values.mean()) / (values.std(ddof=1) + 1e-8) for values in ends)
+        advantages = sum(standardised(values, ddof=1) for values in ends)
         yield Pairs(shard.rollout, slice(None), k, k + 1, np.asarray(advantages))
 
 
@@ -106,7 +106,12 @@ ORACLES: Mapping[str, tuple[Callable[[ScoredGroup], Iterator[Pairs]], dict[str, 
         "stepwise_tree": (
             stepwise_tree,
             {"sampling": {"steps": 6, "schedule": "linear"}, "group": {"size": 6, "shard": 6}},
-            ["credit.step_weights.rule=none", "credit.scale=prompt", "group.per_iteration=1"],
+            [
+                "sampling.window.size=3",
+                "credit.step_weights.rule=none",
+                "credit.scale=prompt",
+                "group.per_iteration=1",
+            ],
         ),
     }
 )
@@ -197,11 +202,12 @@ def masked(config: RunConfig, a: torch.Tensor, new: Normal, old: Normal, after: 
     return -a * ratio, is_far & (a * (ratio - 1) > 0)
 
 
-OBJECTIVES: Mapping[str, tuple[Callable[..., Terms], str]] = MappingProxyType(
+OBJECTIVES: Mapping[str, tuple[Callable[..., Terms], list[str]]] = MappingProxyType(
     {
-        "flow_grpo": (clipped, "learner.clip_range=0.0003"),
-        "grpo_guard": (guarded, "learner.clip_range=0.0002"),
-        "flow_dppo": (masked, "learner.divergence_bound=0.001"),
+        "flow_grpo": (clipped, ["learner.clip_range=0.0003"]),
+        "grpo_guard": (guarded, ["learner.clip_range=0.0002"]),
+        # Its window is three steps of the first half.
+        "flow_dppo": (masked, ["learner.divergence_bound=0.00003", "sampling.steps=6"]),
     }
 )
 
@@ -214,24 +220,27 @@ def test_a_later_update_s_gradient_is_the_slope_of_the_pairs_that_are_not_held_b
 
     The methods of `ORACLES` have the objective of `flow_grpo`, whose clip binds here.
     """
-    objective, bound = OBJECTIVES[name]
+    objective, overrides = OBJECTIVES[name]
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_config(sampling={"steps": 4}, group={"size": 4}).to_yaml())
     kl = ["learner.kl.weight=0.1", "learner.kl.rule=no_dt"]
     once = ["learner.updates_per_iteration=1", "learner.probe_every=0"]
-    config = load_config(path, overrides=[f"method={name}", bound, *kl, *once])
+    config = load_config(path, overrides=[f"method={name}", *overrides, *kl, *once])
     learner = Learner(config)
     before = moved(learner.adapter(), "before")
     adapter = moved(before, "since", by=0.02)
     learner.restore(replace(learner.state(), adapter=adapter))
     gradient, groups = gradient_of(config, learner, before, monkeypatch)
-    std = np.concatenate([finals(shard) for group in groups for shard in group.shards]).std()
+    # The std is that of the step rewards, where a reward counts once for each step: with ddof 1 that differs.
+    shards = [shard for group in groups for shard in group.shards]
+    rewards = np.concatenate([np.repeat(finals(shard), len(shard.facts.steps)) for shard in shards])
+    scale = rewards.std(ddof=config.credit.ddof) + config.credit.epsilon
     policy, lora = build_policy(config, device="cpu")
     pairs = []
     for group in groups:
         mean = np.concatenate([finals(shard) for shard in group.shards]).mean()
         for shard in group.shards:
-            advantages = (finals(shard) - mean) / (std + 1e-4)
+            advantages = (finals(shard) - mean) / scale
             pairs += [Pairs(shard.rollout, slice(None), k, k + 1, advantages) for k in shard.facts.steps]
 
     def parts(each: Pairs, old: Normal, base: Normal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -261,15 +270,19 @@ def test_a_later_update_s_gradient_is_the_slope_of_the_pairs_that_are_not_held_b
     require_slopes(gradient, adapter, lora, value)
 
 
-@pytest.mark.parametrize("cut", [None, 3])
+@pytest.mark.parametrize(("cut", "compared"), [(None, "base"), (3, "base"), (3, "old")])
 def test_dgpo_s_gradient_is_the_slope_of_its_loss_at_a_constant_weight(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int | None
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int | None, compared: str
 ) -> None:
-    """One noise for a group, and one weight; also where the forwards hold a part of the group only."""
+    """One noise for a group, and one weight; also where the forwards hold a part of the group only.
+
+    Members that have moved far from `old` in the direction of their advantage are held back.
+    """
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_config(sampling={"steps": 6}, group={"size": 4}, model={"forward_batch": cut}).to_yaml())
-    keys = ["method=dgpo", "learner.step_fraction=1.0", "learner.updates_per_iteration=1", "learner.kl.weight=0.5"]
-    config = load_config(path, overrides=keys)
+    keys = ["learner.step_fraction=1.0", "learner.updates_per_iteration=1", "learner.kl.weight=0.5"]
+    keys += [f"learner.forward.compared={compared}", "learner.forward.clip_range=0.01", "sampling.window={rule: all}"]
+    config = load_config(path, overrides=["method=dgpo", *keys])
     learner = Learner(config)
     adapter, old = (moved(learner.adapter(), name) for name in ("trained", "old"))
     learner.restore(replace(learner.state(), adapter=adapter, old=old))
@@ -290,24 +303,27 @@ def test_dgpo_s_gradient_is_the_slope_of_its_loss_at_a_constant_weight(
     cells = [(group, k) for group in groups for k in range(6)]
     with torch.no_grad():
         lora.load(old)
-        references = [matching(*cell)[0] for cell in cells]
+        olds = [matching(*cell)[0] for cell in cells]
         with lora.adapter_disabled():
-            bases = [matching(*cell)[1] for cell in cells]
+            errors, bases = zip(*[matching(*cell) for cell in cells], strict=True)
         lora.load(adapter)
         own = [matching(*cell)[0] for cell in cells]
     advantages = [torch.from_numpy(standardised(finals(group.shards[0]), 1e-4)) for group, _ in cells]
     weights = [
-        1 / (1 + np.exp(-100 * float((a * (now - then)).mean())))
-        for a, now, then in zip(advantages, own, references, strict=True)
+        1 / (1 + np.exp(-100 * float((a * (now - other)).mean())))
+        for a, now, other in zip(advantages, own, errors if compared == "base" else olds, strict=True)
     ]
     assert len({round(weight, 3) for weight in weights}) > 3
+    ratios = [(then - now).exp() for then, now in zip(olds, own, strict=True)]
+    held = [(a > 0) & (r > 1.01) | (a <= 0) & (r < 0.99) for a, r in zip(advantages, ratios, strict=True)]
+    assert 0.15 < torch.cat(held).double().mean().item() < 0.6
 
     @torch.no_grad()
     def value() -> float:
         terms = []
-        for cell, weight, a, base in zip(cells, weights, advantages, bases, strict=True):
+        for cell, weight, a, is_held, base in zip(cells, weights, advantages, held, bases, strict=True):
             error, velocity = matching(*cell)
-            terms.append(weight * a * error + 0.5 * (velocity - base).square().flatten(1).mean(1))
+            terms.append(weight * a * error * ~is_held + 0.5 * (velocity - base).square().flatten(1).mean(1))
         return torch.cat(terms).mean().item()
 
     require_slopes(gradient, adapter, lora, value)

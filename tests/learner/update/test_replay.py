@@ -183,9 +183,8 @@ def test_first_ratios_are_exactly_one_at_every_version(tiny_config: Config, devi
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_replays_exactly_and_learns(tiny_config: Config, device: str, tmp_path: Path, name: str) -> None:
     path = tmp_path / "tiny.yaml"
-    path.write_text(
-        tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 6}, learner={"kl": {"weight": 0.004}}).to_yaml()
-    )
+    sampling, group = {"steps": 6, "window": {"size": 3}}, {"size": 6, "shard": 6}
+    path.write_text(tiny_config(sampling=sampling, group=group, learner={"kl": {"weight": 0.004}}).to_yaml())
     require_exact_replay(load_config(path, overrides=[f"method={name}"]), device)
 
 

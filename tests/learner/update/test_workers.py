@@ -120,7 +120,8 @@ def test_every_objective_and_option_gives_the_same_bits(tiny_config: Config, nam
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_gives_the_same_bits(tiny_config: Config, tmp_path: Path, name: str) -> None:
     path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config(sampling={"steps": 6}, group={"size": 6, "shard": 3, "per_iteration": 1}).to_yaml())
+    sampling, group = {"steps": 6, "window": {"size": 3}}, {"size": 6, "shard": 3, "per_iteration": 1}
+    path.write_text(tiny_config(sampling=sampling, group=group).to_yaml())
     require_same_bits(load_config(path, overrides=[f"method={name}"]))
 
 

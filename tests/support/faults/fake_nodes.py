@@ -100,7 +100,7 @@ class FakeClass:
     def remote(self, *_: Any) -> FakeActor:
         actor = FakeActor(self._kind, self._cpus)
         self._nodes.actors.append(actor)
-        self._nodes.place()
+        self._nodes.schedule()
         return actor
 
 
@@ -135,7 +135,7 @@ class FakeNodes:
     def left(self) -> list[FakeActor]:
         return [actor for actor in self.actors if not actor.is_dead]
 
-    def place(self) -> None:
+    def schedule(self) -> None:
         """Give actors that wait a node, in the order of their making."""
         for actor in self.left:
             if actor.node:
@@ -160,12 +160,12 @@ class FakeNodes:
         """A further node joins."""
         node = f"n{len(self._room)}"
         self._room[node], self._plan[node] = cpus, []
-        self.place()
+        self.schedule()
 
     def kill(self, actor: FakeActor) -> None:
         """Take the part of `ray.kill`."""
         actor.die()
-        self.place()
+        self.schedule()
 
     def homes(self, kind: str) -> list[str]:
         """Nodes of the living actors of a kind that have one."""
