@@ -74,7 +74,7 @@ def _explain(problem: Any) -> str:
         return f"{dotted} must be a list such as [{problem['input']}], got {problem['input']!r}: put it in brackets"
     if problem["type"] == "model_type" and dotted in MAIN:
         return f"{dotted} is a section, got {problem['input']!r}: write {MAIN[dotted]}={problem['input']}"
-    if problem["type"] == "literal_error" and problem["input"] in VALUES:
+    if problem["type"] == "literal_error" and str(problem["input"]) in VALUES:
         return f"{dotted} has no value {problem['input']!r}: write {dotted}={VALUES[problem['input']]}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
