@@ -97,6 +97,7 @@ class Fakes:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     made = Fakes()
     monkeypatch.setattr(ray, "kill", made.killed.append)
+    monkeypatch.setattr(ray, "put", lambda value: value)  # it would start Ray
     return made
 
 
