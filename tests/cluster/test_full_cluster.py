@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.support.faults.cluster import Cluster
+from tests.support.faults.cluster import Cluster, long_scene
 from tests.support.faults.full_cluster import FAULTS, GOAL_S, LAYOUTS, lose
 from tests.support.runs.scene import Story
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), long_scene]
 
 
 @pytest.mark.parametrize(("fault", "layout"), [*zip(FAULTS, LAYOUTS, strict=True)])
