@@ -26,6 +26,7 @@ from protocol.messages import (
     ShardRequest,
     digest_of,
 )
+from tests.support.faults.cluster import long_scene
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
 from tests.support.worlds.tiny_models import write_sd35
@@ -46,12 +47,13 @@ def test_the_gradient_of_half_precision_is_that_of_float32(
     require_equal_gradients(tiny_config, written(tmp_path, heads=2, blocks=4), SIZES, monkeypatch)
 
 
+@long_scene
 @pytest.mark.whole
 @pytest.mark.timeout(3600)
 def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of SD3.5-Medium's width, 1,536. It belongs into a laboratory: it takes minutes, and no Ray."""
+    """Two blocks of SD3.5-Medium's width, 1,536. It takes some ten minutes."""
     require_equal_gradients(tiny_config, written(tmp_path, heads=24, blocks=2), SIZES[:1], monkeypatch)
 
 
