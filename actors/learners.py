@@ -282,12 +282,10 @@ class LearnerGroup:
         self._demand()
 
     def hold(self, role: str) -> None:
-        """Leave the room that becomes free to another role until `release`."""
         self.held_for = role
         self._demand()
 
     def release(self) -> None:
-        """Grow to the desired size again."""
         if self.held_for:
             self.held_for = ""
             self._demand()

@@ -121,11 +121,7 @@ class FlowPolicy:
         return window_lengths(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def strides(self, explored: Sequence[int]) -> dict[int, int]:
-        """Return, by stochastic step, how many neighbouring members of a shard share it; empty if none do.
-
-        Args:
-            explored: stochastic steps of the shard, ascending.
-        """
+        """Map a shard's stochastic steps to the number of consecutive members that share each; absent means 1."""
         return strides_of(self._config.splits, explored)
 
     @property

@@ -163,12 +163,10 @@ class ActorPool:
         self._resize()
 
     def hold(self, role: str) -> None:
-        """Leave the room that becomes free to another role until `release`."""
         self.held_for = role
         self._resize()
 
     def release(self) -> None:
-        """Grow to the desired size again."""
         if self.held_for:
             self.held_for = ""
             self._resize()

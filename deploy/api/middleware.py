@@ -45,7 +45,6 @@ class Guard:
         """Wrap an application.
 
         Args:
-            max_body_bytes: the largest body of a request.
             bodies_held: number of largest bodies that may be in memory at one time.
             hosts: names that a request's Host header may hold; all if empty. On loopback this keeps web sites from
                 pointing their own host names at the server.

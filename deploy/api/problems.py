@@ -33,7 +33,6 @@ class Problem(Exception):  # noqa: N818
         """
         Args:
             detail: one sentence on what is wrong.
-            headers: further headers of the response.
         """
         super().__init__(detail)
         self.status, self.detail, self.headers = status, said(detail), headers

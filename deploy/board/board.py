@@ -352,7 +352,6 @@ def client_of(kind: Any, url: str, *, timeout_s: float, **options: Any) -> Any:
 
     Args:
         kind: the client library's class, for coroutines or for threads.
-        options: further options of that class.
 
     Raises:
         ConfigError: no client can use this address.

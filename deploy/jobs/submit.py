@@ -164,7 +164,6 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     """Submit a run.
 
     Args:
-        submission: the command and its environment.
         address: address of the cluster, for the error.
 
     Raises:

@@ -44,7 +44,6 @@ class Reading:
         """Date a status that was read just now.
 
         Args:
-            status: the status.
             now: the reader's clock.
             earlier: the run's previous reading.
         """

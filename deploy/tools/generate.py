@@ -56,7 +56,6 @@ def generate_images(
 
     Args:
         prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
-        seed: seed of the initial noise.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
         size: height and width in pixels; None takes those of the run's evaluation.
         iteration: iteration of the checkpoint; None takes the newest.

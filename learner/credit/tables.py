@@ -116,8 +116,8 @@ def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[In
     All members are in one state at first, so the parent of the widest branches is the whole shard.
 
     Args:
-        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
-        members: N, those of the shard.
+        strides: `FlowPolicy.strides`.
+        members: N of the shard.
         total: T.
 
     Returns:

@@ -95,7 +95,7 @@ class ShardTask:
     columns: Sequence[int]
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many neighbouring members share it, from `FlowPolicy.strides`; only the first of them trains."""
+    """`FlowPolicy.strides`; of the members that share a step only the first trains."""
 
     @property
     def steps(self) -> list[int]:

@@ -103,31 +103,19 @@ class RunConfig(Section):
     iterations: Positive
     """Iterations of the run; each generates, scores and learns from `group.per_iteration` groups."""
     model: ModelConfig
-    """The pretrained model and its adapter."""
     data: DataConfig
-    """The prompts."""
     sampling: SamplingConfig = SamplingConfig()
-    """How training trajectories are generated."""
     completion: CompletionConfig = CompletionConfig()
-    """How the points of a trajectory are completed."""
     group: GroupConfig = GroupConfig()
-    """How many trajectories one iteration needs."""
     credit: CreditConfig = CreditConfig()
-    """How rewards become advantages."""
     learner: LearnerConfig = LearnerConfig()
-    """The update."""
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     """The scorers by name: those of the mixture (see `credit.mixture`), and those that only evaluate."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Scores on held-out prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints and their copies."""
     guards: GuardsConfig = GuardsConfig()
-    """Stop rules against silent errors."""
     cluster: ClusterConfig = ClusterConfig()
-    """Actors, resources and deadlines."""
     status: StatusConfig = StatusConfig()
-    """Status board, trajectory records and trackers."""
 
     @model_validator(mode="after")
     def _divisible(self) -> "RunConfig":

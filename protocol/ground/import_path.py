@@ -72,8 +72,6 @@ def call_own(key: str, path: str, *given: Any) -> Any:
 
     Args:
         key: the config key that names it, for the error message.
-        path: its import path.
-        given: its arguments.
 
     Raises:
         ContractError: it raises; the message names the line in its file.

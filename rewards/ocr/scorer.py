@@ -113,7 +113,6 @@ class Ocr:
         check_each(prompts, lambda prompt: quoted_text(prompt.text))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
         return partly(values, [reason for _, reason in answers], {"exact": values == 1.0})

@@ -118,7 +118,6 @@ class HPSv3:
         check_each(prompts, lambda prompt: _require_plain(prompt.text))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
 
     def _rated(self, image: np.ndarray, prompt: str) -> float:

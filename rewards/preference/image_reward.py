@@ -99,7 +99,6 @@ class ImageReward:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         tokens = self._tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
         )

@@ -50,9 +50,6 @@ def seconds_of(config: RunConfig, reward: RewardConfig, found: Estimate, *, tflo
     """Estimate the seconds in which a reward's actors score the images of an iteration.
 
     Args:
-        config: config of the run.
-        reward: one of its rewards.
-        found: the run's estimate.
         tflops: rate of a GPU with the transformer, in 10^12 operations per second; TF32 has half of it.
 
     Returns:
