@@ -97,7 +97,7 @@ class RolloutPolicy:
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
     def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0: that of `model.lora.start`, or one that leaves the model as it is.
+        """Copy the adapter of iteration 0: `model.lora.start`, or an adapter that leaves the model as it is.
 
         Raises:
             ContractError: a request has loaded another adapter.
@@ -319,7 +319,7 @@ def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sample
     ]
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    # Images lie one point after the other: those of point `number` begin where the rows of the points before it end.
+    # Images lie one point after the other: point `number` begins where the rows of the points before it end.
     ends = [*accumulate(rows)]
     later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
     index = torch.stack([first, *later, ends[-1] + own], dim=1)
@@ -423,7 +423,7 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
 
 
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
-    """Return a row for each member; fewer rows are those of branches, whose members are neighbours."""
+    """Return a row for each member; fewer rows are branches, whose members are neighbours."""
     if len(rows) == members:
         return rows
     stride = 1
@@ -470,7 +470,7 @@ LONGEST = 128
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
     """Cut out the first `members` trajectories of a group's first shard.
 
-    An image before a step is that of the completed point; where there is none, it is the preview.
+    An image before a step shows the completed point; where there is none, it is the preview.
 
     Args:
         rollout: the shard, with previews unless no step has noise.

@@ -118,7 +118,7 @@ class _Arriving:
 class _Bodies:
     """The bodies in memory: whole ones, until their requests are answered, and the parts of others that have arrived.
 
-    If there are too many, the one that has been arriving longest is dropped: what is announced holds no room.
+    If there are too many, the body that has been arriving longest is dropped: what is announced holds no room.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -62,7 +62,7 @@ DESCRIPTIONS = {
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` of a route for these error statuses and those that every route may answer."""
+    """Return the OpenAPI `responses` of a route for these errors and for the errors of every route."""
     schema = ProblemDetails.model_json_schema()
     return {
         status: {

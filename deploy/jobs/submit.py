@@ -25,7 +25,7 @@ ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
 PACKAGES = ("flowcredit", *OURS)
 EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
-"""Files of a working directory that are not sent, besides those that its .gitignore and .rayignore name."""
+"""Files of a working directory that are not sent, besides what its .gitignore and .rayignore name."""
 
 CHATTY = ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk")
 """Loggers of Ray that set their own levels."""
@@ -101,7 +101,7 @@ class Submission:
         return base
 
     def _local_preset(self) -> Path:
-        """Find the preset; the user's own, and those that it extends, must be in the working directory.
+        """Find the preset; the user's own, with all that it extends, must be in the working directory.
 
         Raises:
             ConfigError: one is not.

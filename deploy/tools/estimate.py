@@ -64,7 +64,7 @@ class Evaluations:
     point_flops: float = 0.0
     """Operations to decode a completed point, by the tiny decoder if there is one."""
     decoding_flops: float = 0.0
-    """Operations for all decoded images, including those of a tiny decoder."""
+    """Operations for all decoded images, a tiny decoder's included."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
 def count_evaluations(
     config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
 ) -> Evaluations:
-    """Compute the counts of an iteration from those of a shard.
+    """Compute the counts of an iteration from a shard's.
 
     Args:
         shard: counts from `count_shard`.
@@ -516,7 +516,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 def _evaluation_costs(
     config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts, training: tuple[PassCost, PassCost]
 ) -> tuple[PassCost, PassCost]:
-    """Return the costs of a forward and of a decoding in an evaluation; those of `training` if it is no larger."""
+    """Return the costs of a forward and of a decoding in an evaluation; `training`'s if it is no larger."""
     batch, model = config.evaluation.batch, config.model
     rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:

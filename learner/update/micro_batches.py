@@ -104,7 +104,7 @@ class ShardTask:
 
     @property
     def pairs(self) -> int:
-        """Number of trained pairs that have a step reward; those that `micro_batches` drops count too."""
+        """Number of trained pairs that have a step reward, also of pairs that `micro_batches` drops."""
         return int(self.valid[:, self.steps].sum())
 
     @property

@@ -49,7 +49,7 @@ def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def is_path(name: str) -> bool:
-    """Tell whether a name is an import path, not that of something built in."""
+    """Tell whether a name is an import path, not the name of something built in."""
     return ":" in name
 
 

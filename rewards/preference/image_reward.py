@@ -178,7 +178,7 @@ def _empty_network(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, int]:
         num_hidden_layers=len(numbers(shapes, f"{read}.encoder.layer")),
         num_attention_heads=inner // HEAD_WIDTH,
         max_position_embeddings=shapes[f"{read}.embeddings.position_embeddings.weight"][0],
-        is_decoder=True,  # gives the layers their cross-attention; the masks stay those of an encoder
+        is_decoder=True,  # gives the layers their cross-attention; the masks stay an encoder's
     )
     head = linear_head(shapes, "mlp.layers", inputs=inner, outputs=1)
     modules = {"vision": BlipVisionModel(vision), "text": BlipTextModel(text, add_pooling_layer=False), "head": head}

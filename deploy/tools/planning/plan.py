@@ -190,7 +190,7 @@ def time_lines(config: RunConfig, plan: Plan, *, tflops: float) -> Iterator[str]
 def method_lines(
     config: RunConfig, found: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
 ) -> Iterator[str]:
-    """Compare the cost of a run with that of other methods at the same scale.
+    """Compare a run's cost with the cost of other methods at the same scale.
 
     Args:
         found: estimate of the same config.

@@ -100,6 +100,6 @@ def measured_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
 
 
 def _own_weights(reward: RewardConfig) -> bool:
-    """Tell whether the reward's arguments name other weights than those of the table."""
+    """Tell whether the reward's arguments name other weights than the table."""
     named = {key for key in OWN & reward.args.keys() if (key, reward.args[key]) != ("detector", PHOTOS)}
     return bool(named) and reward.scorer != "hpsv2"  # which has no default
