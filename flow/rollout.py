@@ -279,6 +279,7 @@ def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sa
     strides = policy.strides(explored)
     initial = noise(INITIAL, [SHARED]) if config.sampling.shared_noise else noise(INITIAL)
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    # A merged step spans several steps of the schedule; the tail begins behind all of them.
     behind = explored[-1] + policy.span(explored[-1]) if explored else 0
     until = policy.total_steps if explored and not config.sampling.has_tail else behind
     steps = list(
@@ -286,7 +287,7 @@ def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sa
             policy,
             initial=initial,
             conditioning=conditioning,
-            noise=lambda step: noise(step, members[:: strides.get(step, 1)]),
+            noise=lambda step: noise(step, members[:: strides.get(step, 1)]),  # of each branch's first member
             stochastic=explored,
             until=until,
         )
@@ -352,6 +353,7 @@ def _granularities(policy: FlowPolicy, request: ShardRequest, config: RunConfig,
         velocity=lambda latents, sigma: policy.velocity(latents, sigma, sampled.conditioning),
     )
     clean = torch.cat([sampled.final, completed])
+    # Images lie granularity by granularity; the index has a row for each member.
     further = torch.arange(len(sampled.final), len(clean)).view(len(granularities), -1).T
     return replace(_finished(sampled), clean=clean, further=further)
 
@@ -427,6 +429,7 @@ def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N 
     if len(rows) == members:
         return rows
     stride = 1
+    # ceil(members / stride) branches of `stride` members; the last branch may have fewer.
     while -(-members // stride) > len(rows):
         stride *= 2
     return rows[torch.arange(members, device=rows.device) // stride]

@@ -94,6 +94,7 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
         answer: the replacements, one for each of `rows`.
     """
     order = np.arange(len(scores.reasons))
+    # Joined with the answer, its rows lie behind the scores.
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
     return replace(_rows_of(joined([scores, answer]), order.tolist()), seconds=scores.seconds + answer.seconds)
 

@@ -172,7 +172,7 @@ def micro_batches(
         raise ContractError("an objective of the reverse process needs the rollout's log-probs, got none")
     for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
-        rows = slice(None, None, task.strides.get(k, 1))
+        rows = slice(None, None, task.strides.get(k, 1))  # each branch's first member
         latents = rollout.latents[rows, k]
         same = rows_per_state(k, rollout.steps, len(latents))
         require_same_rows(latents, same, k=k)

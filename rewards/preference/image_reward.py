@@ -103,6 +103,7 @@ class ImageReward:
             list(prompts), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
         )
         pixels = self._torch.from_numpy(np.stack([_pixels(image, self._side) for image in images]))
+        # Whole batches only: the last one is filled up with the first images.
         rows = np.arange(len(images) + -len(images) % self._batch) % len(images)
         parts = [
             self._rated(pixels[part], tokens.input_ids[part], tokens.attention_mask[part])
