@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 import psutil
@@ -20,10 +19,9 @@ from actors.rewards.pool import RewardPools
 from protocol.config.cluster import ClusterConfig
 from protocol.errors import ConfigError, ContractError, PoolError
 from tests.support.runs.sinks import Silent
-from tests.support.services.local_ray import local_ray
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 
 
 @ray.remote(num_cpus=0, **HEARTBEAT)
@@ -84,12 +82,6 @@ class Counter(Alive):
         open(began, "w").close()
         while not os.path.exists(gate):
             time.sleep(0.01)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=2):
-        yield
 
 
 @ray.remote(num_cpus=0, **HEARTBEAT)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly
 from tests.support.runs.sinks import Silent, Told
-from tests.support.services.local_ray import local_ray
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 NODES = NodeFailures(within_s=60)
 
 
@@ -64,12 +63,6 @@ class Moody:
             else:
                 reasons.append(str(line.get("never", "")))
         return partly(images[:, 0, 0, 0], reasons, {"actor": [os.getpid() % 9999] * len(images)})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=4, resources={"ocr_node": 1}):
-        yield
 
 
 def pools(tiny_config: Any, sink: StatusSink | None = None, **reward: Any) -> RewardPools:
