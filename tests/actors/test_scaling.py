@@ -15,7 +15,7 @@ from actors.pool.starts import Starts
 from protocol.errors import ContractError, PoolError
 from tests.support.waiting import PATIENCE_S, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.usefixtures("shared_ray")]
 
 FEW = 2
 """Members that start at one time in tests of the order; a process of Ray takes seconds on two cores."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from protocol.sink import CONDITIONS
@@ -42,6 +43,7 @@ def test_every_condition_that_the_code_sets_is_described() -> None:
     assert set(re.findall(pattern, code)) == set(CONDITIONS)
 
 
+@pytest.mark.whole
 def test_a_wide_table_is_as_narrow_as_a_phone_and_its_cells_have_their_headings(tmp_path: Path) -> None:
     look = ROOT / "docs" / "look"
     row = "".join(f"<td>value{'_long' * 8} {column}</td>" for column in range(8))
