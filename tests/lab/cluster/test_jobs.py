@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from tests.support.faults.cluster import SMALL, Cluster, long_scene
-from tests.support.faults.lab import HOME
+from tests.lab.faults.cluster import SMALL, Cluster
+from tests.lab.faults.lab import HOME
 from tests.support.runs.scene import Story, story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
