@@ -96,7 +96,7 @@ def _load(located: Located, dtype: str) -> Any:
 
     kind = getattr(torch, dtype)
     parts = {part: read_part(located, part, dtype=kind) for part in ("transformer", "vae")}
-    return pipeline_of(located, **parts, **read_text_parts(located, dtype=kind))
+    return pipeline_of(located, read_text_parts(located, dtype=kind), **parts)
 
 
 def _save(pipeline: Any, folder: Path) -> None:
