@@ -21,6 +21,7 @@ from protocol.errors import ConfigError, one_line
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+log = logging.getLogger(__name__)
 ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
 PACKAGES = ("flowcredit", *OURS)
@@ -145,12 +146,13 @@ def _require_small(folder: Path, excludes: list[str]) -> None:
             name = path.relative_to(folder)
             sizes[name.parts[0]] += path.stat().st_size + ZIP_BYTES + 2 * len(str(name))
 
-    _dir_travel(folder, [_get_excludes(folder, excludes)], count, include_gitignore=True)
+    _dir_travel(folder, [_get_excludes(folder, excludes)], count, include_gitignore=True, logger=log)
     if sizes.total() > DASHBOARD_CLIENT_MAX_SIZE:
         largest = ", ".join(f"{name} ({size / MIB:.0f} MiB)" for name, size in sizes.most_common(3))
         raise ConfigError(
-            f"the working folder {folder} must have at most {DASHBOARD_CLIENT_MAX_SIZE / MIB:.0f} MiB, as Ray takes no more with a job, got"
-            f" {sizes.total() / MIB:.0f} MiB: name what the job does not need in its .rayignore; largest: {largest}"
+            f"the working folder {folder} must have at most {DASHBOARD_CLIENT_MAX_SIZE / MIB:.0f} MiB, which is all"
+            f" that Ray takes with a job, got {sizes.total() / MIB:.0f} MiB: name what the job does not need in its"
+            f" .rayignore; largest: {largest}"
         )
 
 

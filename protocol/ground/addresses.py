@@ -63,7 +63,7 @@ def secrets_among(variables: Mapping[str, str]) -> list[str]:
     return [
         name
         for name, value in variables.items()
-        if SECRET_NAME.search(name) or ("://" in value and re.search(r":[^/]+@|password=", value.split("://", 1)[1]))
+        if SECRET_NAME.search(name) or re.search(r"://([^/?]*:[^/?]+@|.*password=)", value)
     ]
 
 
