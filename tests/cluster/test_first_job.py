@@ -1,5 +1,6 @@
 """The lines of docs/cluster.md lead from nothing to a first job on four machines, typed as they are shown."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,9 @@ def test_the_shown_lines_lead_from_nothing_to_a_first_job(tmp_path: Path) -> Non
 
         until(lambda: "run       mine" in typed(submit, code=None), "a job is taken", seconds=600)
         until(lambda: "iteration" in typed(f"timeout -s INT 30 {status}", code=None), "the run is shown", seconds=900)
-        assert "done" in typed("flowcredit scale mine rollout 1")
-        assert "done" in typed("flowcredit stop mine")
+        typed("flowcredit scale mine rollout 1")
+        until(lambda: ready(typed("flowcredit status mine --json")) == 1, "one rollout actor is left", seconds=300)
+        typed("flowcredit stop mine")
         until(lambda: "SUCCEEDED" in typed("ray job list --address http://m1:8265"), "the job has ended", seconds=300)
         assert password not in typed("ray job list --address http://m1:8265")
         for machine in (head, *nodes):
@@ -55,6 +57,11 @@ def stays(machine: Machine, lines: list[str]) -> None:
     script = "\n".join(["set -e", *[line.replace("HEAD", machine.name) for line in again], "echo all is typed"])
     machine.start(["bash", "-c", f"{script}\nexec sleep infinity"], log=machine.files / "typed.log")
     until(lambda: "all is typed" in said_by(machine), f"the lines are typed on {machine.name}", seconds=600)
+
+
+def ready(told: str) -> int:
+    """Rollout actors that are ready, by the status as JSON."""
+    return next(pool["ready"] for pool in json.loads(told)["pools"] if pool["name"] == "rollout")
 
 
 def said_by(machine: Machine) -> str:
