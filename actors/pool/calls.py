@@ -95,7 +95,7 @@ async def answer(
         return call.result()
     except RayTaskError as error:
         if isinstance(error.cause, ObjectLostError):
-            raise ShardLostError(one_line(error.cause)) from error
+            raise _lost(error.cause) from error
         if type(error.cause).__name__ in BROKEN or breaks_gpu(error.cause):
             remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
             raise ActorFailedError(f"{named_line(error.cause)}{remedy}") from error
@@ -103,12 +103,17 @@ async def answer(
             raise error.cause from error
         raise
     except ObjectLostError as error:
-        raise ShardLostError(one_line(error)) from error
+        raise _lost(error) from error
     except GONE as error:
         log.info("an actor failed; Ray says: %s", error)
         raise ActorFailedError(death(error)) from error
     finally:
         call.cancel()
+
+
+def _lost(error: ObjectLostError) -> ShardLostError:
+    log.info("an object is lost; Ray says: %s", error)
+    return ShardLostError("the node that held its data is gone")
 
 
 def death(error: Exception) -> str:

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
-from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
+from deploy.folder.location import (
+    STOP_VARIABLE,
+    default_folder,
+    job_id,
+    placed,
+    runs_folder,
+    stop_grace_s,
+    stop_wait_s,
+)
 from deploy.folder.names import CONFIG
 from deploy.presets import METHOD, load_config
 from protocol.errors import ConfigError
+from protocol.ground.addresses import EMBEDDED, OFF, without_password
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -122,15 +131,20 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
 
 
 def _announce_job(job: str, config: "RunConfig", folder: Path, *, say: Callable[[str], None]) -> None:
-    """Say where a job keeps its run, and how to stop it if Ray might kill it before its checkpoint."""
+    """Say where a job keeps its run, where it is watched, and how to stop it if Ray might kill it too early."""
+    from protocol.config.status import board_address
+
     say(f"job       {job}")
     say(f"run       {folder} on {socket.gethostname()}")
+    if (board := board_address(config.status)) == EMBEDDED:
+        say("board     only on that machine; for others set FLOWCREDIT_BOARD where `ray start` runs")
+    elif board != OFF:
+        say(f"board     {without_password(board)}")
     grace_s, needed_s = stop_grace_s(), stop_wait_s(config)
     if grace_s < config.cluster.stop_within_s:
         say(
             f"`ray job stop` kills this job after {grace_s} s, perhaps before its checkpoint: stop it with"
-            f" `flowcredit stop`, or submit it with `flowcredit submit` or RAY_JOB_STOP_WAIT_TIME_S={needed_s}"
-            " in its env_vars"
+            f" `flowcredit stop`, or set {STOP_VARIABLE}={needed_s} in its env_vars or where `ray start` runs"
         )
 
 
