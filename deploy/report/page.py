@@ -214,7 +214,7 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
     """Return images of the first and of the newest evaluation of a group's first run with two galleries.
 
     Returns:
-        A text that names the run, both iterations and the choice; and the pairs whose score changed most, as titled
+        A text that names the run, both iterations and the choice; and the prompts whose score changed most, as titled
         lists: the rises with the largest first, the falls with the largest first, and pairs without a change.
     """
     for run in group.runs:
@@ -241,8 +241,11 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
         readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
-        said = told(run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading)
-        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), one image of each prompt: {said}."
+        said = told(run.heldout, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading)
+        where = (
+            f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), the first image of each prompt, below it"
+            f" the mean score of all its images; {said}."
+        )
         if len(shown) < len(both):
             where += f" The {len(shown)} prompts whose score changed most are shown."
         return where, parts

@@ -165,7 +165,7 @@ def test_the_slider_goes_through_the_evaluations(visit):
     shown = re.findall(r"(\d\.\d+) \(([+−]\d\.\d+)\)", newest)
     now = [float(score) for score, _ in shown]
     first = [float(score) - float(change.replace("−", "-")) for score, change in shown]
-    said = re.search(r"mean of the images shown: (\S+) at iteration 0, (\S+) now", text(page, "#gallery-now"))
+    said = re.search(r"since iteration 0: mean of the 12 shown: (\S+) → (\S+); score", text(page, "#gallery-now"))
     assert said and [float(mean) for mean in said.groups()] == pytest.approx([sum(first) / 12, sum(now) / 12], abs=2e-3)
     page.find_element("css selector", "#gallery-at").send_keys("\ue012" * 3)  # the left arrow
     wait_for(page, lambda: text(page, "#gallery-now").startswith("iteration 0, 1 of 4"))

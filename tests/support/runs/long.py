@@ -157,7 +157,7 @@ def _evaluation(learnt: float, rng: np.random.Generator) -> Evaluation:
         readings={"clip": float(table.mean() / 2)},
         seconds=5.0,
         gallery=tuple(
-            (prompts[index], _image(index, table[index, 0]), float(table[index, 0])) for index in range(0, 24, 2)
+            (prompts[index], _image(index, table[index, 0]), float(table[index].mean())) for index in range(0, 24, 2)
         ),
         prompts=prompts,
         by_image={"score": table, "clip": table / 2},
