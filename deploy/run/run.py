@@ -169,6 +169,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
         asked = [*drawn_prompts(prepared.inputs.prompts, groups, seed=config.seed), *prepared.inputs.heldout]
         await encode_ahead(config, asked, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
+        journal.actors = fleet.actors
         try:
             async with Observed(run, fleet, journal, stop) as observed:
                 if prepared.has_page and (address := observed.open_page()):

@@ -10,6 +10,7 @@ const POINTS = 300;
 const BARS = 60;
 const LEAST_PAUSE_MS = 1000; // between two requests for the same curves
 const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
+const actorOf = (name) => name.split("/").slice(1, -1).join("/");
 
 // `metrics` are names or a pattern; `only` marks a chart of the run itself, without the compared runs.
 const CHARTS = [
@@ -38,10 +39,13 @@ const BAR_CHARTS = [
   { title: "Where the time of an iteration goes", hint: "Seconds that the loop waited for each stage.", metrics: /^seconds\/(?!iteration$|evaluation$)/ },
   { title: "Work of the actors", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
   { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
+  { title: "Memory of each actor, GiB", hint: "Of its process; at most eight actors of each kind.", metrics: /^usage\/.*\/memory_gib$/, label: actorOf },
+  { title: "GPU memory of each actor, GiB", hint: "In use on its GPU, by all processes.", metrics: /^usage\/.*\/gpu_memory_gib$/, label: actorOf },
+  { title: "GPU utilisation of each actor", hint: "Share of the last second in which its GPU computed, when the iteration ended.", metrics: /^usage\/.*\/gpu_share$/, label: actorOf },
 ];
 const OF_OVERVIEW = "reward/*,evaluation/score,step_reward/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
 const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
-const OF_BARS = "seconds/*,work/*";
+const OF_BARS = "seconds/*,work/*,usage/*";
 
 let shown = null; // { run, stamp, view, others: [{ run, stamp }], configs }
 let isDrawing = false;
@@ -185,6 +189,10 @@ async function drawGrid(of) {
   for (const { spec, card, lines } of bars) {
     const metrics = namesOf(spec.metrics, [worked]);
     card.hidden = !metrics.length;
+    if (spec.label) {
+      lines.show(partsOf([{ name: of.run, number: 0, runs: [worked] }], metrics, { label: spec.label }), options);
+      continue;
+    }
     const parts = metrics.map((name, color) => ({ name: last(name).replace(/ (seconds|evaluations)$/, ""), color, ...lineOf(worked, name) }));
     const isWhole = parts.every((part) => part.x === parts[0].x);
     if (parts.length) lines.show(isWhole ? parts : aligned(parts), { ...options, isStacked: true });

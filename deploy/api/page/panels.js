@@ -195,6 +195,8 @@ export function drawConditions(holder, conditions) {
   );
 }
 
+const gib = (bytes) => (bytes == null ? "–" : (bytes / 2 ** 30).toFixed(1));
+
 export function drawActors(holder, status) {
   holder.replaceChildren(
     ...status.actors.map((actor) => {
@@ -208,6 +210,9 @@ export function drawActors(holder, status) {
         [actor.calls_per_minute || "–", "n"],
         [actor.last_seen ? clock(actor.last_seen) : "never"],
         [actor.restarts, actor.restarts ? "n warn" : "n"],
+        [gib(actor.usage.memory_bytes), "n"],
+        [gib(actor.usage.gpu_memory_bytes), "n"],
+        [actor.usage.gpu_share == null ? "–" : `${Math.round(100 * actor.usage.gpu_share)} %`, "n"],
       ]);
       line.title = [
         actor.node_id && `Ray node ${actor.node_id}`,
