@@ -144,7 +144,7 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
     is_verdict = known <= {0.0, 1.0}
     has_scores = any(readings for _, _, readings in cells)
-    legend = "green: right, red: wrong, grey: no score" if is_verdict else "below each the score of its prompt"
+    legend = "green: right, red: wrong, grey: no score" if is_verdict else "below each: mean over its prompt's images"
     across, high = SPACE + IMAGE * wide, IMAGE * pixels[0] / pixels[1]
     heading = _lines(f"{title} ({legend})" if has_scores else title, across * columns, size=9)
     prompts = [_lines(prompt, across - GAP, size=7) for prompt, _, _ in cells]

@@ -29,15 +29,15 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
 """Identifies a report of ours, near the beginning of the file."""
 DIAGNOSTICS = {
-    "train/approx_kl": "KL: mean of half the squared log ratio",
-    "train/reference_kl": "KL to the model without adapter",
+    "train/approx_kl": "approximate KL: mean of half the squared log ratio",
+    "train/reference_kl": "reference KL: to the model without adapter",
     "train/ratio_mean": "mean ratio between learner and rollout",
-    "train/clip_fraction": "share of clipped pairs",
+    "train/clip_fraction": "clip fraction: share of clipped pairs",
     "train/old_distance_mean": "distance between the velocities of the trained adapter and of `old`",
     "train/loss": "loss",
     "train/grad_norm": "gradient norm before clipping",
     "reward/group_std": "spread: std of rewards within a group",
-    "group/zero_variance": "share of groups without any advantage",
+    "group/zero_variance": "groups without contrast: share in which every advantage is 0",
     "reward/missing": "images without a score",
 }
 MOST_PAIRS = 48

@@ -107,7 +107,7 @@ def test_runs_stand_beside_each_other_and_seeds_are_one_line(visit):
 
 def test_axis_smoothing_and_zoom_persist(visit):
     page = visit("curves")
-    assert "KL: approx kl now" in label(page, "KL")
+    assert "KL: approximate KL now" in label(page, "KL")
     set_value(page, "#smoothing", 0.9)
     set_value(page, "#zoom-from", 10, "change")
     set_value(page, "#zoom-to", 20, "change")

@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.cli.tables import show_run
 from deploy.folder.names import CONFIG, STATUS
 from deploy.folder.read import StatusFile
-from protocol.status import ActorStatus, Condition, Event, RunStatus
+from protocol.status import ActorStatus, Condition, Event, Rewards, RunStatus
 from tests.support.commands import run_cli
 
 
@@ -31,6 +31,7 @@ def ended(tmp_path: Path, tiny_config) -> Path:
         started=1.0,
         updated=time.time(),
         actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", adapter_version=2)],
+        rewards=Rewards(now=0.5, trend=0.05, trend_error=0.03),
         conditions=[
             Condition(type="Disk", status="False", reason="Full", message="no room left [/exit] :bomb:", since=1.0)
         ],
@@ -52,7 +53,7 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     for part in (
         "finished",
         "2/2",
-        "0.500",
+        "0.500  (+0.050 in 10 iterations, within chance)",
         "Disk: no room left [/exit] :bomb:",
         "no score of [ocr, pickscore]",
         "rollout-0",
