@@ -102,6 +102,7 @@ def test_runs_stand_beside_each_other_and_seeds_are_one_line(visit):
     assert set(wanted) <= set(shown)
     assert {"Seconds per iteration", "Where the time of an iteration goes", "Work of the actors"} <= set(shown)
     assert "missing scores" in text(page, "#zeros"), "what is always 0 has no chart"
+    assert label(page, "Memory of each actor, GiB").endswith(": rollout-0 now 1.500")
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
@@ -241,6 +242,14 @@ def test_a_file_is_saved_under_the_name_of_its_run(visit, tmp_path: Path):
     wait_for(page, lambda: (tmp_path / "mine_1_metrics.jsonl").exists())
     page.find_elements("css selector", "#files button")[0].click()
     wait_for(page, lambda: "the run has no whole checkpoint yet" in text(page, "#files-notice"))
+
+
+def test_the_config_says_what_set_a_value_and_shows_only_those_that_were_set(visit):
+    page = visit("config")
+    assert "seed\t1\toverride" in text(page, "#config-rows")
+    assert "group.size\t4\tdefault" in text(page, "#config-rows")
+    page.find_element("css selector", "#config-changed").click()
+    wait_for(page, lambda: text(page, "#config-rows") == "seed\t1\toverride")
 
 
 def test_events_have_dates_and_are_filtered(visit):

@@ -31,7 +31,6 @@ def ended(tmp_path: Path, tiny_config) -> Path:
         started=1.0,
         updated=time.time(),
         actors=[ActorStatus(name="rollout-0", kind="rollout", state="idle", node="here", adapter_version=2)],
-        rewards=Rewards(now=0.5, trend=0.05, trend_error=0.03),
         conditions=[
             Condition(type="Disk", status="False", reason="Full", message="no room left [/exit] :bomb:", since=1.0)
         ],
@@ -53,7 +52,7 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     for part in (
         "finished",
         "2/2",
-        "0.500  (+0.050 in 10 iterations, within chance)",
+        "0.500",
         "Disk: no room left [/exit] :bomb:",
         "no score of [ocr, pickscore]",
         "rollout-0",
@@ -86,6 +85,14 @@ def test_a_narrow_terminal_keeps_every_actor_s_name_and_time_on_one_line():
     lines = console.export_text().splitlines()
     for kind in kinds:
         assert any(line.startswith(f"{kind}-0 ") and "0:00:04 ago" in line and "e1c1786" in line for line in lines)
+
+
+@pytest.mark.parametrize(("error", "word"), [(0.03, ", within chance"), (0.02, "")])
+def test_a_trend_within_two_standard_errors_is_said_to_be_chance(error, word):
+    status = RunStatus(run="mine", session="s", phase="running", iteration=20, iterations=32, started=1.0, updated=9.0)
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(show_run(status.model_copy(update={"rewards": Rewards(now=0.5, trend=0.05, trend_error=error)})))
+    assert f"0.500  (+0.050 in 10 iterations{word})" in console.export_text()
 
 
 def test_a_run_that_starts_shows_no_empty_facts():
