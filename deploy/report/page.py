@@ -29,15 +29,15 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
 """Identifies a report of ours, near the beginning of the file."""
 DIAGNOSTICS = {
-    "train/approx_kl": "KL: mean of half the squared log ratio",
-    "train/reference_kl": "KL to the model without adapter",
+    "train/approx_kl": "approximate KL: mean of half the squared log ratio",
+    "train/reference_kl": "reference KL: to the model without adapter",
     "train/ratio_mean": "mean ratio between learner and rollout",
-    "train/clip_fraction": "share of clipped pairs",
+    "train/clip_fraction": "clip fraction: share of clipped pairs",
     "train/old_distance_mean": "distance between the velocities of the trained adapter and of `old`",
     "train/loss": "loss",
     "train/grad_norm": "gradient norm before clipping",
     "reward/group_std": "spread: std of rewards within a group",
-    "group/zero_variance": "share of groups without any advantage",
+    "group/zero_variance": "groups without contrast: share in which every advantage is 0",
     "reward/missing": "images without a score",
 }
 MOST_PAIRS = 48
@@ -214,7 +214,7 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
     """Return images of the first and of the newest evaluation of a group's first run with two galleries.
 
     Returns:
-        A text that names the run, both iterations and the choice; and the pairs whose score changed most, as titled
+        A text that names the run, both iterations and the choice; and the prompts whose score changed most, as titled
         lists: the rises with the largest first, the falls with the largest first, and pairs without a change.
     """
     for run in group.runs:
@@ -242,9 +242,12 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
         readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
         said = before_after_text(
-            run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading
+            run.heldout, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading
         )
-        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), one image of each prompt: {said}."
+        where = (
+            f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), the first image of each prompt, below it"
+            f" the mean score of all its images; {said}."
+        )
         if len(shown) < len(both):
             where += f" The {len(shown)} prompts whose score changed most are shown."
         return where, parts
