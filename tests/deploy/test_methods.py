@@ -230,7 +230,8 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     bound = laid("flow_dppo")
     assert (bound.group.size, bound.group.per_iteration, bound.sampling.window.size) == (16, 48, 3)
     assert bound.sampling.window.bounds(10) == (0, 5)
-    assert (bound.credit.scale, bound.credit.ddof, bound.learner.kl.weight) == ("iteration", 1, 0.0)
+    assert (bound.credit.normalise, bound.credit.scale, bound.credit.ddof) == ("per_step", "iteration", 1)
+    assert bound.learner.kl.weight == 0.0
     assert (bound.learner.divergence_bound, bound.learner.average.decay) == (1e-5, 0.0)
     elbo = laid("elbo")
     assert (elbo.group.size, elbo.group.per_iteration, elbo.sampling.steps, elbo.sampling.tail.solver) == (
