@@ -35,6 +35,7 @@ from flow.maths.transition import Start, Transition, flow_sde, ode
 from learner.credit.rules import calibrated_tree, gains, tree
 from learner.credit.tables import lineage
 from learner.update.forward import likelihood
+from tests.support.worlds.gaussian import gaussian_velocity
 
 COARSE, FINE = 8, 56
 SPREADS = torch.cat([torch.ones(COARSE), torch.full((FINE,), 0.2)])
@@ -52,17 +53,16 @@ REWARDS: Mapping[str, Float[Tensor, " D"]] = {
 RULES = ("image", "step", "above")
 
 
-def velocity(latents: Float[Tensor, "*B D"], sigma: float) -> Float[Tensor, "*B D"]:
-    """E[x1 - x0 | x] of the independent elements."""
-    spread = SPREADS.square()
-    return latents * (sigma - (1 - sigma) * spread) / ((1 - sigma) ** 2 * spread + sigma**2)
+def velocity(latents: Float[Tensor, "B D"], sigma: Float[Tensor, " B"]) -> Float[Tensor, "B D"]:
+    """The velocity without a bias."""
+    return gaussian_velocity(latents=latents, sigma=sigma, mean=0.0, spread=SPREADS)
 
 
 def transition(latents: Float[Tensor, "B D"], k: int, *, is_noisy: bool) -> Transition:
     """One step of the rollout."""
-    sigma = SIGMAS[k].expand(len(latents))
-    start = Start(latents, velocity(latents, float(SIGMAS[k])), sigma, SIGMAS[k + 1].expand(len(latents)))
-    return flow_sde(start, sigma_first=float(SIGMAS[1]), noise_level=NOISE_LEVEL) if is_noisy else ode(start)
+    sigma, following = (SIGMAS[point].expand(len(latents)) for point in (k, k + 1))
+    start = Start(latents, velocity(latents, sigma), sigma, following)
+    return flow_sde(start, sigma_first=SIGMAS[1].item(), noise_level=NOISE_LEVEL) if is_noisy else ode(start)
 
 
 def finished(latents: Float[Tensor, "B D"], k: int) -> Float[Tensor, "B D"]:
@@ -114,7 +114,7 @@ def estimates(images: Float[Tensor, "G N D"], levels: Float[Tensor, "L G N"]) ->
         sigma = SIGMAS[k].expand(len(clean))
         noised = (1 - SIGMAS[k]) * clean + SIGMAS[k] * torch.randn(clean.shape)
         bias = torch.zeros(groups, width, requires_grad=True)
-        biased = velocity(noised, float(SIGMAS[k])) + bias.repeat_interleave(members, 0)
+        biased = velocity(noised, sigma) + bias.repeat_interleave(members, 0)
         value = likelihood(velocity=biased, noised=noised, clean=clean, sigma=sigma)
         (gradient,) = torch.autograd.grad((given.flatten() * value).sum() / (members * STEPS), bias)
         found.append(gradient)

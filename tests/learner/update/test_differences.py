@@ -370,7 +370,9 @@ def test_elbo_s_gradient_is_the_slope_of_its_loss_with_an_unconditional_pass_for
     gradient through both branches; guidance divides the likelihoods."""
     guidance = 3.0
     path = tmp_path / "tiny.yaml"
-    path.write_text(tiny_config(sampling={"steps": 3}, group={"size": 3, "shard": 3}, model={"guidance": guidance}).to_yaml())
+    path.write_text(
+        tiny_config(sampling={"steps": 3}, group={"size": 3, "shard": 3}, model={"guidance": guidance}).to_yaml()
+    )
     keys = ["learner.step_fraction=1.0", "learner.updates_per_iteration=1", "learner.kl.weight=0.5", "credit.scale=0.1"]
     config = load_config(path, overrides=["method=elbo", *keys])
     learner = Learner(config)
