@@ -127,7 +127,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
 
 
 def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]]) -> str:
-    from deploy.folder.gallery import read_gallery, told
+    from deploy.folder.gallery import before_after_text, read_gallery
 
     first = min(by_iteration(run / GALLERY, ".npz"))
     if first == iteration:
@@ -136,7 +136,7 @@ def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]])
     with suppress(RunFolderError):
         diversity = config_of(run).diversity_reading
     shown = [[before[prompt][1], now[prompt][1]] for prompt in now if prompt in before]
-    return told(_read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity)
+    return before_after_text(_read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity)
 
 
 def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float | None]:
