@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from deploy.folder.gallery import before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.folder.paired import Difference
+from deploy.folder.suites import read_suites
 from deploy.monitor.credit_words import words_of
 from deploy.monitor.summary import STAGE, number
 from deploy.presets import method_of
@@ -180,6 +181,7 @@ def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
         trajectories=[(group, chosen_of(group)) for group in groups],
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
         kinds=[kind for group in groups for kind in kinds_of(group)],
+        suites=[score for run in runs for score in read_suites(run.path)],
         pairs=[(group, *pairs_of(group)) for group in groups],
         differences=differences(groups),
         configs=[(group, group.runs[0].config.to_yaml()) for group in groups],

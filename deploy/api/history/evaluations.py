@@ -136,7 +136,9 @@ def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]])
     with suppress(RunFolderError):
         diversity = config_of(run).diversity_reading
     shown = [[before[prompt][1], now[prompt][1]] for prompt in now if prompt in before]
-    return before_after_text(_read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity)
+    return before_after_text(
+        _read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity
+    )
 
 
 def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float | None]:

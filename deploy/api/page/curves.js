@@ -47,6 +47,7 @@ const BAR_CHARTS = [
 const OF_OVERVIEW = "reward/*,evaluation/score,step_reward/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
 const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
 const OF_BARS = "seconds/*,work/*,usage/*";
+const isCharted = (name) => [...CHARTS, ...BAR_CHARTS].some(({ metrics }) => (metrics instanceof RegExp ? metrics.test(name) : metrics.includes(name)));
 
 let shown = null; // { run, stamp, view, others: [{ run, stamp }], configs }
 let isDrawing = false;
@@ -64,6 +65,7 @@ const overview = {
 };
 const grid = CHARTS.map((spec) => cardOf(spec, $("charts")));
 const bars = BAR_CHARTS.map((spec) => cardOf(spec, $("bar-charts")));
+const further = new Map(); // by name, the chart of each metric that no chart above shows
 
 function cardOf(spec, parent) {
   const card = document.createElement("section");
@@ -88,7 +90,7 @@ export function redraw() {
   if (shown) draw();
 }
 
-const everyChart = () => [overview.reward, overview.heldout, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
+const everyChart = () => [overview.reward, overview.heldout, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars, ...further.values()].map((one) => one.lines)];
 
 // Draws once at a time; requests during a drawing lead to one more drawing after it.
 async function draw() {
@@ -198,6 +200,20 @@ async function drawGrid(of) {
     const isWhole = parts.every((part) => part.x === parts[0].x);
     if (parts.length) lines.show(isWhole ? parts : aligned(parts), { ...options, isStacked: true });
   }
+  if ($("further").open) await drawFurther(of, wanted, options);
+}
+
+async function drawFurther(of, wanted, options) {
+  const held = await Promise.all(wanted.map(({ run, stamp }) => load(run, stamp, "*", POINTS).catch(() => null)));
+  if (of !== shown) return;
+  const runs = wanted.map(({ run }, at) => ({ run, curves: held[at] })).filter((one) => one.curves);
+  const groups = groupsOf(runs, of.configs);
+  const names = namesOf(/^(?!iteration$)/, runs.map((one) => one.curves)).filter((name) => !isCharted(name));
+  for (const name of names) if (!further.has(name)) further.set(name, cardOf({ title: name }, $("further-charts")));
+  for (const [name, { card, lines }] of further) {
+    card.hidden = !names.includes(name);
+    if (!card.hidden) lines.show(partsOf(groups, [name], { label: last, weight: choice.smoothing }), options);
+  }
 }
 
 // Terms of a sum at the same points; a missing value adds nothing.
@@ -263,5 +279,6 @@ $("smoothing").addEventListener("input", (event) => {
   keep({ smoothing: Number(event.target.value) });
   if (shown) draw();
 });
+$("further").addEventListener("toggle", () => shown && draw());
 for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", readZoom);
 for (const id of ["zoom-all", "zoomed-all"]) $(id).addEventListener("click", () => zoom(null));

@@ -107,6 +107,13 @@ def test_runs_stand_beside_each_other_and_seeds_are_one_line(visit):
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+def test_every_metric_has_a_chart_by_its_name(visit):
+    page = visit("curves", "mine_1", "other")
+    assert not label(page, "step_reward/step_0_abs_mean")
+    page.find_element("css selector", "#further summary").click()
+    wait_for(page, lambda: ", other now" in label(page, "step_reward/step_0_abs_mean"))
+
+
 def test_axis_smoothing_and_zoom_persist(visit):
     page = visit("curves")
     assert "KL: approximate KL now" in label(page, "KL")
