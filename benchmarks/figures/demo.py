@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from deploy.folder.gallery import FAIL, PASS, read_gallery, told
+from deploy.folder.gallery import FAIL, PASS, before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.report.runs import HELDOUT, REWARD, Run, read_run
 
@@ -36,7 +36,7 @@ def draw(runs: list[Path]) -> Figure:
     before, after = (read_gallery(middle.path / GALLERY, each) for each in (first, last))
     prompts = [prompt for prompt in before if prompt in after]
     scores = [[before[prompt][1], after[prompt][1]] for prompt in prompts]
-    said = told(middle.heldout, scores, first=first, last=last, diversity=middle.config.diversity_reading)
+    said = before_after_text(middle.heldout, scores, first=first, last=last, diversity=middle.config.diversity_reading)
     right.suptitle(said, fontsize=9)
     images = middle.config.evaluation.images_per_prompt
     right.supxlabel(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.folder.gallery import read_gallery, told, write_before_after, write_gallery
+from deploy.folder.gallery import before_after_text, read_gallery, write_before_after, write_gallery
 from deploy.folder.heldout import read_heldout, write_heldout
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -143,9 +143,9 @@ def test_the_title_says_what_all_images_score_and_that_diversity_fell(tmp_path):
         write_gallery(tmp_path / "gallery", iteration, found)
         write_heldout(tmp_path / "gallery", iteration, found, EvaluationConfig())
     held, both = read_heldout(tmp_path), [[0.25, 0.5], [0.0, 0.25]]
-    said = told(held, both, first=0, last=9, diversity="diversity")
+    said = before_after_text(held, both, first=0, last=9, diversity="diversity")
     assert said == "score of all 8 images: 0.125 → 0.375; diversity falls: 0.500 → 0.200"
-    one = told(held, both[:1], first=0, last=9, diversity=None)
+    one = before_after_text(held, both[:1], first=0, last=9, diversity=None)
     assert one == "mean of the 1 shown: 0.250 → 0.500; score of all 8 images: 0.125 → 0.375"
     assert write_before_after(tmp_path / "gallery", first=0, last=9, diversity="diversity").is_file()
 
