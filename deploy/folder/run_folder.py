@@ -130,7 +130,9 @@ class RunFolder:
         if held is None:
             origin = Origin(versions=library_versions(), fork=self.fork, sources=self._sources)
         else:
-            now, before = self.config.flat_fields(), config_of(self.path).flat_fields()
+            is_filled = not (self.path / CONFIG).exists()  # from a copy; its config comes last
+            now = self.config.flat_fields()
+            before = now if is_filled else config_of(self.path).flat_fields()
             changed = {key: self._sources.get(key, DEFAULT) for key in now if now[key] != before.get(key)}
             origin = held.model_copy(update={"sources": held.sources | changed})
         if origin != held:
