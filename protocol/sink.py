@@ -28,6 +28,7 @@ CONDITIONS = {
     "PromptsPlain": "A prompt file holds prompts, not rows of a table. Otherwise other cells are part of the prompts.",
     "SameVersions": "Code and libraries are the same as at the checkpoint. Otherwise results may differ.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
+    "SecretsKept": "No secret was sent as an environment variable of Ray's, which Ray logs and shows.",
     "StatusShown": "The status document could be made.",
     "StatusWritten": "`status.json` can be written.",
     "Tracker": "The tracker takes its lines. Otherwise it misses them; the run folder has them.",

@@ -56,6 +56,14 @@ def commands(page: Path) -> list[str]:
     return [line for line in dict.fromkeys(lines) if re.match(PROGRAM, line)]
 
 
+def blocks_of(page: Path, heading: str) -> list[list[str]]:
+    """The lines of each code block below a heading, without comments; continued lines are one."""
+    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+    section = re.split(rf"^#+ {heading}\n", text, flags=re.MULTILINE)[1].split("\n#")[0]
+    blocks = re.findall(r"(?:^ {4}[^\n]+\n)+", section, re.MULTILINE)
+    return [[re.sub(r"\s+# .*", "", line).strip() for line in block.splitlines()] for block in blocks]
+
+
 def name_of(page: Path) -> str:
     """How a test calls a page."""
     return page.relative_to(ROOT).as_posix()

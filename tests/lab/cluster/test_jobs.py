@@ -7,11 +7,14 @@ import json
 
 import pytest
 
-from tests.lab.faults.cluster import SMALL, Cluster
-from tests.lab.faults.lab import HOME
+from tests.lab.faults.cluster import PASSWORD, REDIS, SECRETS, SMALL, Cluster
+from tests.lab.faults.lab import HOME, until
+from tests.support.pages import blocks_of
+from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
 from tests.support.scenes import long_scene
 
+CLUSTER = ROOT / "docs" / "cluster.md"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
@@ -46,6 +49,29 @@ def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(clus
     assert folders[0] == folders[2] != folders[1]
     assert all(folder.startswith(f"{HOME}/flowcredit/runs/toy_geneval-") for folder in folders)
     assert not list(cluster.head.files.glob("tmp/ray/**/_ray_pkg_*/runs"))
+
+
+def test_the_shown_command_of_ray_is_watched_scaled_and_stopped_from_another_machine_and_no_log_holds_a_secret(
+    cluster: Cluster,
+):
+    (shown,) = [line for block in blocks_of(CLUSTER, "As a Ray job") for line in block if line.startswith("ray job")]
+    typed = shown.replace("HEAD", cluster.head.name).replace("submit", "submit --no-wait", 1)
+    cluster.laptop.run(["bash", "-c", f"cd flowcredit; {typed}"])
+    run = cluster.run_folder("plain")
+
+    def asked(*words: str) -> str:
+        return cluster.flowcredit(*words, board=cluster.board)
+
+    until(lambda: (run / "config.yaml").exists(), "the job has begun", seconds=300)
+    until(lambda: "plain" in asked("status"), "the board shows the run", seconds=300)
+    cluster.wait_for_iteration("plain", 1)
+    asked("scale", "plain", "rollout", "1")
+    until(lambda: len(cluster.homes("plain")) == 1, "one rollout actor is left", seconds=300)
+    asked("stop", "plain")
+    until(lambda: "stopped" in asked("status", "plain"), "the run is stopped", seconds=200)
+    said = "".join(path.read_text() for path in cluster.head.files.glob("tmp/ray/session_2*/logs/job-driver-*.log"))
+    assert f"board     redis://{cluster.head.address}:{REDIS}/0\n" in said
+    cluster.require_kept(PASSWORD, *SECRETS.values())
 
 
 def test_without_the_token_a_job_is_refused_in_one_line(cluster: Cluster):

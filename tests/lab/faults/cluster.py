@@ -27,6 +27,8 @@ from tests.support.runs.scene import Story, story
 from tests.support.wheel import unpack_wheel
 
 PASSWORD, TOKEN = "word-of-the-board", "token-of-the-status-api"
+SECRETS = {"HF_TOKEN": "token-of-the-hub", "WANDB_API_KEY": "key-of-the-tracker"}
+"""Set where the head's Ray starts, beside the board's address."""
 RAY, JOBS, REDIS, API = 6379, 8265, 6390, 8400
 VARIABLES = BUSY | {
     "RAY_AUTH_MODE": "token",
@@ -112,6 +114,15 @@ def require_same(run: Path, expected: Story) -> None:
     assert [each for each in verify(run) if not each.is_whole and each.subject != INPUTS] == []
 
 
+def require_unwritten(machine: Machine, *secrets: str) -> None:
+    """No log of Ray's on a machine, and no run folder there, holds one of these."""
+    folders = [*machine.files.glob("tmp/ray/session_2*/logs"), machine.home / "flowcredit" / "runs"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files, machine.name
+    held = {path.name for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)}
+    assert not held, f"{machine.name}: {held}"
+
+
 class Cluster:
     """Made by `Cluster(lab)`; `start` starts Ray and Redis on it."""
 
@@ -162,7 +173,7 @@ class Cluster:
     def start_head(self) -> None:
         """Start Ray's head and return when it takes jobs."""
         words = ["--head", "--port", str(RAY), "--dashboard-host", "0.0.0.0", "--dashboard-port", str(JOBS)]
-        self._ray(self.head, *words)
+        self._ray(self.head, *words, FLOWCREDIT_BOARD=self.board, **SECRETS)
         words = ["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", f"{self.jobs}/api/version"]
         until(lambda: self.head.run(words, code=None).endswith("401"), "the head asks for a token", seconds=600)
 
@@ -241,10 +252,18 @@ class Cluster:
                 process.kill()
             filler.wait(30)
 
-    def flowcredit(self, *words: str, code: int | None = 0, timeout_s: float = 300.0) -> str:
-        """Run `flowcredit` on the laptop, in the user's folder; what it said."""
+    def flowcredit(self, *words: str, code: int | None = 0, timeout_s: float = 300.0, board: str = "") -> str:
+        """Run `flowcredit` on the laptop, in the user's folder, with a board; what it said."""
         command = ["bash", "-c", 'cd project && exec python -m flowcredit "$@"', "flowcredit", *words]
-        return self.laptop.run(command, code=code, timeout_s=timeout_s)
+        variables = {"FLOWCREDIT_BOARD": board} if board else {}
+        return self.laptop.run(command, code=code, timeout_s=timeout_s, variables=variables)
+
+    def require_kept(self, *secrets: str) -> None:
+        """No log of Ray's on any machine, no answer of `ray job list` and no run folder holds one of these."""
+        listed = self.laptop.run(["ray", "job", "list", "--address", self.jobs])
+        assert not [secret for secret in secrets if secret in listed]
+        for machine in (self.head, *self.nodes):
+            require_unwritten(machine, *secrets)
 
     def submit(self, run: str, *words: str, held_after: int = 0) -> "Job":
         """Send a job with `flowcredit submit --wait`; after iteration `held_after` it waits for `release`.
@@ -264,8 +283,6 @@ class Cluster:
             self.jobs,
             "--run",
             run,
-            "--board",
-            self.board,
             "--wait",
             *words,
         ]
