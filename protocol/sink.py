@@ -26,7 +26,7 @@ CONDITIONS = {
     "PromptsEnough": "Training draws each prompt 20 times at most. Otherwise the model may learn the prompts by heart.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",
     "PromptsPlain": "A prompt file holds prompts, not rows of a table. Otherwise other cells are part of the prompts.",
-    "SameVersions": "Code and libraries are those of the checkpoint. Otherwise results may differ.",
+    "SameVersions": "Code and libraries are the same as at the checkpoint. Otherwise results may differ.",
     "ScoresComplete": "A reward gives a score to every image. Otherwise scores are missing, never 0.",
     "SecretsKept": "No secret was sent as an environment variable of Ray's, which Ray logs and shows.",
     "StatusShown": "The status document could be made.",

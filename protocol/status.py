@@ -224,7 +224,7 @@ class RunStatus(Document):
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []
     errors: list[Event] = []
-    """The newest warnings and errors, without those of conditions that hold again."""
+    """The newest warnings and errors, except of conditions that hold again."""
     trajectories: list[int] = []
     """Iterations with recorded trajectories."""
     lines: int = 0

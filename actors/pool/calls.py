@@ -216,7 +216,7 @@ class Member:
     busy_share: float | None = None
     fetched_bytes: int | None = None
     line: deque[Call] = field(default_factory=deque)
-    """The call in progress, and those that it holds in advance, in order."""
+    """The call in progress, then the calls held in advance, in order."""
     began: float = 0.0
     """When its newest call began, by the monotonic clock."""
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))

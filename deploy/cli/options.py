@@ -68,9 +68,7 @@ def show_rows(rows: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], s
     """Print a table.
 
     Args:
-        rows: values by column.
         line: makes a line of text from a row.
-        is_json: print JSON instead.
     """
     for text in [json.dumps(rows, indent=1)] if is_json else map(line, rows):
         typer.echo(text)
@@ -83,8 +81,6 @@ def source_and_words(
 
     Args:
         preset: the first word of the command; an override if there is no preset.
-        overrides: the words after it.
-        run: the run folder.
         other: another way to name the run, for the error.
 
     Returns:

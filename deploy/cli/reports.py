@@ -88,7 +88,7 @@ def compare(
 ) -> None:
     """Compare two runs, or two groups of seeds, with intervals for the difference of their held-out scores.
 
-    The interval of two runs covers the held-out prompts, that of two groups also the training seeds.
+    The interval of two runs covers the held-out prompts; for two groups it also covers the training seeds.
     """
     from rich.console import Console
 
@@ -208,7 +208,7 @@ def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Pat
 
 
 def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[str]:
-    """Return the overrides that stand for --scorer; they go before the words, which may set more of such a scorer."""
+    """Return the overrides that stand for --scorer; they go before the words, which may set more of a scorer."""
     named = {name: path or name for name, _, path in (entry.partition("=") for entry in entries)}
     others = [word for word in words if not word.startswith(tuple(f"rewards.{name}." for name in named))]
     held = sources(source, overrides=others)

@@ -64,15 +64,18 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
     both = [prompt for prompt in before if prompt in after]
     both.sort(key=lambda prompt: -np.nan_to_num(after[prompt][1] - before[prompt][1]))
     cells = [(prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]]) for prompt in both]
-    said = told(gallery.parent, [readings for _, _, readings in cells], first=first, last=last, diversity=diversity)
+    said = before_after_text(
+        gallery.parent, [readings for _, _, readings in cells], first=first, last=last, diversity=diversity
+    )
     return write_grid(gallery / "before_after.png", cells, f"iteration {first} and {last}, same noise; {said}")
 
 
-def told(run: Path, shown: Sequence[Sequence[float]], *, first: int, last: int, diversity: str | None) -> str:
+def before_after_text(
+    run: Path, shown: Sequence[Sequence[float]], *, first: int, last: int, diversity: str | None
+) -> str:
     """Say what the images before and after show, and what all images of both evaluations score.
 
     Args:
-        run: the run folder.
         shown: readings of the pairs that are shown.
         first: iteration of the earlier evaluation.
         last: iteration of the later one.

@@ -92,7 +92,7 @@ def placed(run: Path) -> Path:
 def found_run(run: str) -> Path:
     """Return the folder of a run, given its path or its name in the folder of runs.
 
-    A folder without a config, such as that of `flowcredit init`, does not hide a run of its name.
+    A folder without a config, such as `flowcredit init` makes, does not hide a run of its name.
 
     Raises:
         RunFolderError: there is none.

@@ -1,4 +1,4 @@
-"""The names of all files and folders in a run folder, but those of its board (`deploy.board.embedded`)."""
+"""The names of all files and folders in a run folder, except its board's (`deploy.board.embedded`)."""
 
 CONFIG = "config.yaml"
 """The whole config."""

@@ -51,7 +51,7 @@ class Origin(Document):
     """The content of `origin.json`: how a run began."""
 
     versions: dict[str, str]
-    """Our version, Python's and those of libraries."""
+    """Versions of ours, of Python and of libraries."""
     fork: Fork | None = None
 
 

@@ -333,7 +333,7 @@ def open_run_folder(
     start: LearnerState | None = None,
     say: Say = log.warning,
 ) -> RunFolder:
-    """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
+    """Make a new run folder, or open the folder of a run with an equal config to continue it; the caller closes it.
 
     Args:
         fork: the adapter of another run with which a new run begins.

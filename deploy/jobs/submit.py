@@ -26,7 +26,7 @@ ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
 PACKAGES = ("flowcredit", *OURS)
 EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "venv/", "__pycache__/")
-"""Files of a working directory that are not sent, besides those that its .gitignore and .rayignore name."""
+"""Files of a working directory that are not sent, besides what its .gitignore and .rayignore name."""
 MIB = 1024**2
 ZIP_BYTES = 76
 """What a zip archive stores about a file, besides its name twice; Ray does not compress."""
@@ -104,7 +104,7 @@ class Submission:
         return base
 
     def _local_preset(self) -> Path:
-        """Find the preset; the user's own, and those that it extends, must be in the working directory.
+        """Find the preset; the user's own, with all that it extends, must be in the working directory.
 
         Raises:
             ConfigError: one is not.
@@ -193,7 +193,6 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     """Submit a run.
 
     Args:
-        submission: the command and its environment.
         address: address of the cluster, for the error.
 
     Raises:

@@ -44,7 +44,6 @@ class Reading:
         """Date a status that was read just now.
 
         Args:
-            status: the status.
             now: the reader's clock.
             earlier: the run's previous reading.
         """
@@ -106,7 +105,7 @@ def sentence_of(status: RunStatus) -> str:
     if status.phase == "starting":
         return "Starting: actors load their models; the first iteration begins when each pool has one."
     if status.phase == "paused":
-        return f"Paused after iteration {status.iteration}: the actors are held until it is resumed."
+        return f"Paused after iteration {status.iteration}: actors stay reserved until it is resumed."
     if status.phase == "stopping":
         return "Stopping: the run ends after the update in progress, with a checkpoint."
     parts = (_blocked(status),) if _blocked(status) else (_learning(status), _slow_side(status), _attention(status))

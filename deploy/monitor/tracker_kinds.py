@@ -132,7 +132,7 @@ class WeightsAndBiases:
         self._run.log({**values, "iteration": iteration})
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
-        """Log images: those of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
+        """Log the images of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
         import wandb
         from PIL import Image
 

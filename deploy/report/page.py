@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from deploy.folder.gallery import read_gallery, told
+from deploy.folder.gallery import before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.folder.paired import Difference
 from deploy.monitor.credit_words import words_of
@@ -241,7 +241,9 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
         readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
-        said = told(run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading)
+        said = before_after_text(
+            run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading
+        )
         where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), one image of each prompt: {said}."
         if len(shown) < len(both):
             where += f" The {len(shown)} prompts whose score changed most are shown."

@@ -171,7 +171,7 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
         yield (
             "PromptsEnough",
             f"each of the {different} training prompts is drawn {draws:,.0f} times, so the model may learn them by"
-            " heart: give data.train more prompts, such as those of `flowcredit prompts` (docs/prompts.md)",
+            " heart: give data.train more prompts, for instance by `flowcredit prompts` (docs/prompts.md)",
         )
     model = config.model
     negative = [prompt.negative for prompt in inputs.all_prompts if prompt.negative.strip()]

@@ -133,7 +133,7 @@ async def assess(
     config, heldout, adapter, diversity = await asyncio.to_thread(checked)
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
-        # The first adapter may be that of model.lora.start.
+        # The first adapter may be model.lora.start.
         adapters = {BASE: without(await fleet.first_adapter())} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter

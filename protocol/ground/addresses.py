@@ -18,7 +18,7 @@ _ADDRESS = re.compile(
     (?P<options>\?[^@?#\s]*)?""",
     re.VERBOSE,
 )
-"""The form of an address that every parser splits alike, so that it is certain which part is the password."""
+"""The form of an address that every parser splits in the same way, so that it is certain which part is the password."""
 
 SECRET_NAME = re.compile(r"PASSWORD$|(^|_)(TOKEN|SECRET|KEY)$")
 

@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,9 @@ from protocol.errors import LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 from tests.support.runs.metrics import untimed
-from tests.support.services.local_ray import local_ray
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("shared_ray")]
 Config = Callable[..., RunConfig]
 
 
@@ -38,12 +37,6 @@ Config = Callable[..., RunConfig]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may start late on a busy machine, and the group has all its workers nevertheless."""
     monkeypatch.setattr(learners, "SETTLE_S", 120.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=4):
-        yield
 
 
 @ray.remote(num_cpus=0)

@@ -60,7 +60,8 @@ def flowcredit(folder: Path, *words: str, **variables: str) -> "subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=[pytest.mark.ray, pytest.mark.whole])])
+@pytest.mark.whole
+@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=pytest.mark.ray)])
 def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(
     folder: Path, where: str
 ) -> None:

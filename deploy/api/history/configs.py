@@ -46,7 +46,7 @@ class Differences(Document):
     """The differences among the configs of several runs."""
 
     keys: list[str]
-    """Keys in which they differ, without the seed; those that can change a result come first."""
+    """Keys in which they differ, without the seed; keys that can change a result come first."""
     left_out: int
     """Differing keys beyond the first 60."""
     runs: dict[str, ComparedConfig]
@@ -86,8 +86,8 @@ def _read(run: Path, _stamps: Stamps) -> tuple[ComparedConfig, frozenset[str]] |
     except RunFolderError:
         return None
     outcome = {key: _text(value) for key, value in config.outcome_fields().items()}
-    alike = sorted((key, value) for key, value in outcome.items() if key != SEED)
-    group = hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
+    shared = sorted((key, value) for key, value in outcome.items() if key != SEED)
+    group = hashlib.sha256(repr(shared).encode()).hexdigest()[:12]
     values = {key: _text(value) for key, value in config.flat_fields().items()}
     return ComparedConfig(group=group, seed=config.seed, values=values), frozenset(outcome)
 

@@ -128,8 +128,6 @@ def fetch_set(name: str, found: PromptSet, folder: Path) -> Iterator[tuple[str, 
     """Make the prompt files of a set, from the cache or its addresses.
 
     Args:
-        name: the set's name.
-        found: the set.
         folder: cache; the files go to a folder of the set's name in it.
 
     Yields:

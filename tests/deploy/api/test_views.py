@@ -13,6 +13,7 @@ from tests.support.runs.long import a_long_run
 from tests.support.services.browsing import act, count, resize, started_browser, text, wait_for
 from tests.support.services.serving import servers
 
+pytestmark = pytest.mark.whole
 VIEWS = ("overview", "curves", "images", "runs", "config", "events")
 READY = {
     "overview": "#reward-chart canvas",

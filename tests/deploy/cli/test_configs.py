@@ -16,7 +16,7 @@ from deploy.cli.training import DEMO
 from deploy.folder.read import lines_of
 from deploy.presets import load_config, method_names, preset_names, sources
 from protocol.errors import FlowcreditError, InputError
-from tests.support.faults.disks import files_limited
+from tests.support.full_disk import files_limited
 
 
 def said(*words: str) -> str:

@@ -81,6 +81,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
     assert only["score"] == lines_of(other)[-1]["evaluation/score"]
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
     words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base", "--adapter-share", "0.5")

@@ -77,6 +77,7 @@ def test_the_page_asks_nothing_of_any_server(page):
     assert not re.search(r"url\((?!#)|@import|<script|<link|<iframe", page)
 
 
+@pytest.mark.whole
 def test_no_table_is_wider_than_a_phone_or_breaks_its_words(page, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page)

@@ -1,6 +1,5 @@
-"""Small disks that can be filled, and made read-only; they need the right to mount. And a limit for files."""
+"""Small disks that can be filled, and made read-only; they need the right to mount."""
 
-import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,17 +39,6 @@ def fill(disk: Path) -> Path:
             except OSError:
                 continue
     return filler
-
-
-@contextmanager
-def files_limited(size: int) -> Iterator[None]:
-    """Inside, this process can write no file beyond `size` bytes: a full disk that needs no right to mount."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

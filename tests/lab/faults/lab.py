@@ -27,9 +27,9 @@ import psutil
 import pytest
 
 from deploy.run.warm.workers import HERE as WARM
-from tests.support.faults.clock import wrong_clock
+from tests.lab.faults import setup_worker
+from tests.lab.faults.clock import wrong_clock
 from tests.support.paths import ROOT
-from tests.support.warm import setup_worker
 
 NETWORK = "10.77.0"
 HOME = "/home/lab"

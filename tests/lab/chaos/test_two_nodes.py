@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from tests.support.faults.plans import FAULTS, disturbed
-from tests.support.runs.scene import ROOT, Driver, events, preset, require_undisturbed, two_nodes
+from tests.lab.faults.plans import FAULTS, disturbed
+from tests.lab.faults.two_nodes import two_nodes
+from tests.support.paths import ROOT
+from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.support.faults.cluster import Cluster, long_scene
-from tests.support.faults.full_cluster import FAULTS, GOAL_S, LAYOUTS, lose
+from tests.lab.faults.cluster import Cluster
+from tests.lab.faults.full_cluster import FAULTS, GOAL_S, LAYOUTS, lose
 from tests.support.runs.scene import Story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), long_scene]
 

@@ -1,6 +1,6 @@
 """A cluster without a free CPU loses a node: which actors stood where, and for how long the run did not go on.
 
-    python -m tests.support.faults.full_cluster [--only cable,RR-RL-LW] [--nodes 1,2]
+    python -m tests.lab.faults.full_cluster [--only cable,RR-RL-LW] [--nodes 1,2]
 
 Three machines of two CPUs hold 3 rollout actors (R), 2 learner workers (L) and 1 reward actor (W). Every fault hits
 each node but the head in each layout; each run ends with the bits of an undisturbed one. It prints a row for each.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from tests.support.faults.cluster import Cluster
-from tests.support.faults.lab import Lab, Machine, until
+from tests.lab.faults.cluster import Cluster
+from tests.lab.faults.lab import Lab, Machine, until
 from tests.support.runs.scene import Story
 
 FULL = ("cluster.rollout_actors=3", "cluster.learner.workers=2")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.faults.cluster import Cluster
-from tests.support.faults.lab import laboratory
+from tests.lab.faults.cluster import Cluster
+from tests.lab.faults.lab import laboratory
 from tests.support.programs import need
 from tests.support.runs.scene import Story
 

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
-from tests.support.faults.cluster import PASSWORD, REDIS, SECRETS, SMALL, Cluster, long_scene
-from tests.support.faults.lab import HOME, until
+from tests.lab.faults.cluster import PASSWORD, REDIS, SECRETS, SMALL, Cluster
+from tests.lab.faults.lab import HOME, until
 from tests.support.pages import blocks_of
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
+from tests.support.scenes import long_scene
 
 CLUSTER = ROOT / "docs" / "cluster.md"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

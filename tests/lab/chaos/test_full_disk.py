@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.support.faults.disks import fill
+from tests.lab.faults.disks import fill
 from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults.cluster import SMALL, long_scene
-from tests.support.faults.compose import Services
-from tests.support.faults.lab import HOME, laboratory, until
+from tests.lab.faults.cluster import SMALL
+from tests.lab.faults.compose import Services
+from tests.lab.faults.lab import HOME, laboratory, until
 from tests.support.programs import need
 from tests.support.runs.scene import story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 SECRETS = {"RAY_AUTH_TOKEN": "4e" * 24, "FLOWCREDIT_TOKEN": "57" * 24, "BOARD_PASSWORD": "b0" * 24}

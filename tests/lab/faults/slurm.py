@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.support.faults.lab import BUSY, STORE, Machine
+from tests.lab.faults.lab import BUSY, STORE, Machine
 
 SRUN = f"""#!/usr/bin/env python3
 import json, os, pathlib, signal, sys, time, uuid

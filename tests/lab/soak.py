@@ -1,4 +1,4 @@
-"""The longer soak: plan after plan of all faults until the time is over. `python -m tests.chaos.soak --minutes 60`
+"""The longer soak: plan after plan of all faults until the time is over. `python -m tests.lab.soak --minutes 60`
 
 Each run works on two Ray nodes with the rewards of a server that answers 500 to a third of all requests, and keeps its
 folder on a disk of 4 MiB that fills up once; every plan also kills and stops an actor of each kind, a node's raylet,
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.faults.disks import NoRightToMountError, small_disk
-from tests.support.faults.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
+from tests.lab.faults.disks import NoRightToMountError, small_disk
+from tests.lab.faults.plans import ALL_FAULTS, FULL_DISK, disturbed, plan
 from tests.support.rewards.moody import moody_server
 from tests.support.runs.scene import Driver, Story, events, preset, require_undisturbed, story
 from tests.support.worlds.tiny_models import write_sd3

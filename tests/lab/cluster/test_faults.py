@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.support.faults.cluster import Cluster, long_scene
-from tests.support.faults.lab import STORE, unplug, until
+from tests.lab.faults.cluster import Cluster
+from tests.lab.faults.lab import STORE, unplug, until
 from tests.support.runs.scene import Story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 ROOM_EVERYWHERE = ("cluster.rollout.cpus=0.5", "cluster.learner.cpus=0.5", "rewards.redness.cpus=0.5")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults.disks import NoRightToMountError, small_disk
+from tests.lab.faults.disks import NoRightToMountError, small_disk
 from tests.support.runs.scene import Driver, Story, preset, story
 
 

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """So that the cluster notices within seconds that a node is gone."""
 
@@ -45,7 +45,6 @@ class Idle:
         return 1
 
 
-@pytest.mark.whole
 def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
     async def scenario():
         pool = ActorPool(
@@ -91,7 +90,6 @@ def homes(scene: Scene) -> list[str]:
     return sorted(actor.node_id for actor in actors if actor.kind == "rollout" and actor.state in ("idle", "busy"))
 
 
-@pytest.mark.chaos
 def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_the_same(
     cluster, tiny_config: Callable[..., RunConfig], tmp_path
 ):

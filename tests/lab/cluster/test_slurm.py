@@ -7,10 +7,11 @@ import pytest
 
 from deploy.folder.metric_file import last_line
 from deploy.folder.names import METRICS
-from tests.support.faults.cluster import RUN, furnish_project, long_scene, require_same
-from tests.support.faults.lab import STORE, laboratory, until
-from tests.support.faults.slurm import Allocation
+from tests.lab.faults.cluster import RUN, furnish_project, require_same
+from tests.lab.faults.lab import STORE, laboratory, until
+from tests.lab.faults.slurm import Allocation
 from tests.support.runs.scene import Story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 

@@ -22,8 +22,8 @@ from protocol.config.run import DataConfig, RunConfig
 from protocol.errors import CheckpointError, ConfigError, ContractError, PromptError, RunFolderError
 from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
+from tests.lab.faults.fuzz import ODD, damage, mutated
 from tests.support.commands import run_cli
-from tests.support.faults.fuzz import ODD, damage, mutated
 
 pytestmark = pytest.mark.chaos
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.faults.disks import fill, read_only
 from tests.support.commands import run_cli
-from tests.support.faults.disks import fill, read_only
 from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.faults.cluster import SERVICE
-from tests.support.faults.lab import BUSY, HOME, STORE, Lab, Machine
+from tests.lab.faults.cluster import SERVICE
+from tests.lab.faults.lab import BUSY, HOME, STORE, Lab, Machine
 from tests.support.paths import ROOT
 from tests.support.wheel import unpack_wheel
 

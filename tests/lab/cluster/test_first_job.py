@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults.cluster import long_scene, require_unwritten
-from tests.support.faults.lab import BUSY, HOME, Machine, laboratory, until
+from tests.lab.faults.cluster import require_unwritten
+from tests.lab.faults.lab import BUSY, HOME, Machine, laboratory, until
 from tests.support.pages import blocks_of
 from tests.support.paths import ROOT
 from tests.support.programs import need
+from tests.support.scenes import long_scene
 from tests.support.wheel import unpack_wheel
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.faults.disks import fill
-from tests.support.runs.scene import KINDS, Driver, TwoNodes, two_nodes
+from tests.lab.faults.disks import fill
+from tests.lab.faults.two_nodes import KINDS, TwoNodes, harm_board, two_nodes
+from tests.support.runs.scene import Driver
 
 Fault = Callable[[TwoNodes, Driver], object]
 KILL_DRIVER = "kill driver"
@@ -38,8 +39,8 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         **{f"kill {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in KINDS},
         **{f"stop {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in KINDS},
         "kill raylet": lambda nodes, _: nodes.harm_worker_raylet(signal.SIGKILL),
-        "kill board": lambda _, driver: driver.harm_board(signal.SIGKILL),
-        "stop board": lambda _, driver: driver.harm_board(signal.SIGSTOP),
+        "kill board": lambda _, driver: harm_board(driver, signal.SIGKILL),
+        "stop board": lambda _, driver: harm_board(driver, signal.SIGSTOP),
         KILL_DRIVER: lambda _, driver: driver.kill(),
     }
 )

@@ -5,9 +5,10 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.support.faults.cluster import RAY, Cluster, long_scene
-from tests.support.faults.lab import HOME
+from tests.lab.faults.cluster import RAY, Cluster
+from tests.lab.faults.lab import HOME
 from tests.support.runs.scene import Story
+from tests.support.scenes import long_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -7,7 +7,6 @@ scene is one with a slow link and wrong clocks.
 """
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -17,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from deploy.folder.metric_file import last_line
 from deploy.folder.names import INPUTS, METRICS
 from deploy.tools.verify import verify
-from tests.support.faults.lab import BUSY, HOME, STORE, Lab, Machine, until
+from tests.lab.faults.lab import BUSY, HOME, STORE, Lab, Machine, until
 from tests.support.paths import ROOT
 from tests.support.runs.scene import Story, story
 from tests.support.wheel import unpack_wheel
@@ -123,11 +121,6 @@ def require_unwritten(machine: Machine, *secrets: str) -> None:
     assert files, machine.name
     held = {path.name for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)}
     assert not held, f"{machine.name}: {held}"
-
-
-long_scene = pytest.mark.skipif(
-    os.environ.get("LONG_SCENES") != "1", reason="a scene that takes minutes: LONG_SCENES=1 runs it"
-)
 
 
 class Cluster:
