@@ -149,6 +149,9 @@ def test_run_on_ray_gives_the_same_bits_with_several_actors_and_workers(start_wi
     for name in (ADAPTER_FILE, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])
+    told = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-2])
+    actors = ["reward/geneval-0", "rollout-0", "rollout-1", *(f"learner-{k}" for k in range(4))]
+    assert all(told[f"usage/{actor}/memory_gib"] > 0.1 for actor in actors)
 
 
 def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_run):
