@@ -59,8 +59,8 @@ def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
         if held is None or not (held / "config.json").exists():
             return None
         folder = held
-    if not any(folder.glob("*.safetensors")):
-        return None  # pickled weights have no header
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        return None
     return load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
 
 

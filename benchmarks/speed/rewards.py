@@ -2,6 +2,7 @@
 
 speed   images per second of each scorer by batch size, in this process
 share   share of scoring in the CPU time of an iteration of the toy presets
+objects CPU milliseconds of the detector for photographs, beside its networks
 actors  images per second of each scorer by the number of reward actors on Ray
 faults  throughput if one request in five fails
 soak    scores of 10,000 images, each exactly once, while reward actors are killed at random
@@ -14,6 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -137,6 +139,40 @@ def speed(seconds: float) -> None:
         console.print(
             f"{name:22} images per CPU second by batch {shown}; best is {max(rates) / rates[0]:.1f} times single"
         )
+
+
+def objects(seconds: float) -> None:
+    """Measure, on one thread, what the detector for photographs does with one image beside its networks.
+
+    The image has 512 x 512 pixels, the detector's input 800 x 800, and the networks' outputs are random: a hundred
+    queries with blobs as masks, some of which are sure of their class. The least of all rounds counts.
+    """
+    import torch
+    from torch.nn.functional import interpolate
+    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+
+    from rewards.geneval.photo_detector import instances, prepared
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    image = np.random.default_rng(0).integers(0, 256, (1, 512, 512, 3), np.uint8)
+    processor = Mask2FormerImageProcessorPil(size={"shortest_edge": 800, "longest_edge": 1333})
+    _, pixel_mask = prepared(processor, image, "cpu")
+    masks = interpolate(torch.randn(1, 100, 5, 5) * 6 - 2, size=(200, 200), mode="bicubic")[0]
+    work: dict[str, Callable[[], Any]] = {"resizing": lambda: prepared(processor, image, "cpu")}
+    for sure in (3, 10, 100):
+        classes = torch.zeros(100, 81)
+        classes[torch.arange(100), torch.where(torch.arange(100) < sure, 0, 80)] = 20.0
+        work[f"{sure} objects"] = partial(
+            instances, classes, masks, pixel_mask=pixel_mask[0], size=(512, 512), threshold=0.3
+        )
+    for name, step in work.items():
+        rounds, ends = [], time.monotonic() + seconds
+        while len(rounds) < 3 or time.monotonic() < ends:
+            began = time.process_time()
+            step()
+            rounds.append(time.process_time() - began)
+        console.print(f"{name:12} {1e3 * min(rounds):.1f} ms of CPU an image")
 
 
 def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
@@ -345,10 +381,10 @@ def reward_actor_pids() -> list[int]:
 
 def main(
     part: Annotated[
-        Literal["speed", "share", "bodies", "actors", "faults", "soak", "all"],
+        Literal["speed", "share", "objects", "bodies", "actors", "faults", "soak", "all"],
         typer.Argument(help="The part to measure."),
     ] = "all",
-    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed` and `objects`.")] = 3.0,
     images: Annotated[int, typer.Option(help="Images of `soak`.", min=100)] = 10_000,
     kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
 ) -> None:
@@ -358,9 +394,11 @@ def main(
     if part in ("share", "all"):
         for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
             console.print(share(preset))
+    if part in ("objects", "all"):
+        objects(seconds)
     if part in ("bodies", "all"):
         bodies()
-    if part in ("speed", "share", "bodies"):
+    if part in ("speed", "share", "objects", "bodies"):
         return
     import ray
 

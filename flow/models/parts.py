@@ -9,6 +9,7 @@ import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -180,12 +181,10 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
     """Make a model of diffusers without memory, and compare its tensors with the headers of its weights."""
     from accelerate import init_empty_weights
 
-    files = _files(folder, STEMS["diffusers"])
+    files = _files(folder, STEMS["diffusers"]) or sorted(folder.glob(f"{STEMS['diffusers']}*.bin"))
     settings = loaded(kind.load_config, folder, what=what, error=ModelError, local_files_only=True)
     with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
-    if not files and any(folder.glob("*.bin")):
-        return model  # pickled weights have no header
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
     held: dict[str, torch.Tensor] = {}
@@ -203,6 +202,8 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
 
 
 def _header(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".bin":
+        return torch.load(file, map_location="meta", weights_only=True, mmap=is_zipfile(file))
     with safe_open(file, framework="pt") as held:
         return {name: torch.empty(held.get_slice(name).get_shape(), device="meta") for name in held.keys()}  # noqa: SIM118
 

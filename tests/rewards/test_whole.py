@@ -30,6 +30,14 @@ def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     return damage
 
 
+def pickled_without_one(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    del held["visual_projection.weight"]
+    torch.save(held, folder / "pytorch_model.bin")
+    file.unlink()
+
+
 def cut(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
@@ -64,6 +72,7 @@ def of_few_words(folder: Path) -> None:
             changed(lambda held: held | {"visual_projection.weight": torch.ones(12, 15)}),
             "1 of another shape, such as visual_projection.weight",
         ),
+        ("clipscore", pickled_without_one, "1 missing, such as visual_projection.weight"),
         ("hpsv2", cut, "cannot be loaded: .*not fully covered"),
         ("pickscore", quantised, "not quantised, got quantization_config bitsandbytes: use the unquantised model"),
         ("pickscore", without_words, "must hold tokenizer.json or vocab.json and merges.txt, got no vocab.json"),
