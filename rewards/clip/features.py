@@ -74,8 +74,15 @@ class ClipFeatures:
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
 
     @staticmethod
-    def ready(model: str, processor: str | None = None) -> None:
-        """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
+    def ready(model: str, processor: str | None = None) -> Any:
+        """Check weights and processor; the arguments are the constructor's.
+
+        Returns:
+            The model without memory; None if its weights are not here.
+
+        Raises:
+            ScorerError: they are missing or not whole.
+        """
         require_pretrained(model, *WEIGHTS)
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
         from transformers import CLIPModel, CLIPTokenizer
@@ -84,6 +91,12 @@ class ClipFeatures:
         if resolve(processor or model).is_dir():
             tokenizer = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
             _require_pair(tokenizer, outline, processor or model)
+        return outline
+
+    @property
+    def width(self) -> int:
+        """Length of a feature."""
+        return self._model.config.projection_dim
 
     @property
     def scale(self) -> float:

@@ -80,7 +80,7 @@ def of_few_words(folder: Path) -> None:
     ],
 )
 def test_a_clip_that_is_not_whole_is_refused_by_its_headers_too(
-    scorer: str, damage: Damage, message: str, sound: Path, tmp_path: Path
+    scorer: str, damage: Damage, message: str, sound: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(sound, tmp_path / "clip")
     damage(folder)
@@ -88,6 +88,7 @@ def test_a_clip_that_is_not_whole_is_refused_by_its_headers_too(
         with pytest.raises(ScorerError, match=message) as caught:
             read(scorer, model=str(folder))
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    assert "LOAD REPORT" not in capfd.readouterr().err, "the library says so in a table"
 
 
 def test_buffers_that_published_clips_hold_are_ignored(sound: Path, tmp_path: Path) -> None:

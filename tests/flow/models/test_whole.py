@@ -268,3 +268,9 @@ def test_a_lora_to_start_from_is_checked_by_its_header(sound: Path, tmp_path: Pa
         settings.write_text(json.dumps({"lora_alpha": 2, "init_lora_weights": changes_base}))
         with pytest.raises(ModelError, match=f"model.lora.start .* got init_lora_weights '{changes_base}'"):
             check(asked())
+    renamed = (tmp_path / "adapter_model.safetensors").rename(tmp_path / "mine.safetensors")
+    with pytest.raises(ModelError, match="got init_lora_weights 'corda'"):
+        check(asked(start=str(renamed)))
+    settings.unlink()
+    with pytest.raises(ModelError, match=r"model.lora.start .* cannot be read: .*adapter_config.json"):
+        check(asked(start=str(renamed)))
