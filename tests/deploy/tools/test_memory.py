@@ -213,10 +213,9 @@ def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_co
     assert not list(fit_problems(config, found, card="H100"))
     parts = {"transformer": 30 * GIB, "forward and backward": 60 * GIB, "text encoders": 5 * GIB}
     (problem,) = fit_problems(config, replace(found, learner=parts), card="H100")
-    assert str(problem) == (
-        "a learner worker takes about 95.0 GiB, but one H100 has 74.5: set model.gradient_checkpointing=true,"
-        " model.dtype=bfloat16, model.embedding_cache=FOLDER, or use a larger card"
-    )
+    helps = ("model.gradient_checkpointing=true", "model.dtype=bfloat16", "model.embedding_cache=FOLDER")
+    for words in ("learner worker", "95.0 GiB", "H100 has 74.5", *helps):
+        assert words in str(problem)
     assert not list(fit_problems(config, replace(found, learner=parts), card="H200"))
     for quantize, remedy in ((None, "model.quantize=int8 or nf4, "), ("int8", "model.quantize=nf4, "), ("nf4", "")):
         half = config.model_copy(
