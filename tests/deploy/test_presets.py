@@ -139,7 +139,7 @@ def test_a_run_of_a_preset_is_affordable(name: str) -> None:
     )
     plan = plan_of(config, found, heldout=72, tflops=assumed_tflops("H100"))
     assert plan.gpus == 8
-    assert 20 < plan.gpu_hours < (100 if FAMILY[name] is SD3 else 150)
+    assert 10 < plan.gpu_hours < (100 if FAMILY[name] is SD3 else 150)
 
 
 @pytest.mark.parametrize("name", REAL)
