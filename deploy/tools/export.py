@@ -53,7 +53,7 @@ def export_model(
     Args:
         folder: folder to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
-        dtype: dtype of the written weights; None takes that of the model's transformer on disk.
+        dtype: dtype of the written weights; None takes the dtype of the model's transformer on disk.
         is_average: merge the running mean of the adapter instead.
 
     Raises:

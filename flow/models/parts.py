@@ -250,7 +250,7 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
-    """Return the files of a part's weights: those that their index names, or the one file."""
+    """Return the files of a part's weights: the files that their index names, or the one file."""
     variant = _variant(folder, stem)
     index = folder / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
     if index.exists():

@@ -85,5 +85,5 @@ def added(one: Gradient, other: Gradient) -> Gradient:
 
 def _add(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, gradient in other.items():
-        one[name] = one[name].add_(gradient) if name in one else gradient
+        one[name] = one[name].add_(gradient) if name in one else gradient  # in place: lanes are as large as the adapter
     return one
