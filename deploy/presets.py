@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
 METHOD, BASE, REWARDS = "method", "base", "rewards"
 HERE = "here://"
+DEFAULT = "default"
+"""The source of a value that no layer sets: it is flowcredit's or the model's."""
 WORDS: Mapping[object, str] = {"ppo": "flow_grpo", "grpo": "flow_grpo", "ddpo": "flow_grpo", "nft": "diffusion_nft"}
 """Methods by the words of other programs."""
 Overrides = Sequence[str] | Mapping[str, Any]

@@ -96,6 +96,8 @@ SCORERS: dict[str, Registered] = {
     "remote": Registered("rewards.http.remote:RemoteScorer"),
     "flow_grpo": Registered("rewards.http.flow_grpo:FlowGrpoServer"),
     "vlm_judge": Registered("rewards.http.vlm_judge:VlmJudge"),
+    "soft_tifa": Registered("rewards.questions.scorers:SoftTifa"),
+    "dpg_questions": Registered("rewards.questions.scorers:DpgQuestions"),
     "win_rate": Registered("rewards.win_rate:WinRate"),
 }
 """The built-in scorers by short name."""

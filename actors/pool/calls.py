@@ -32,9 +32,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from actors.pool.usage import usage
 from protocol.errors import ShardLostError, breaks_gpu, named_line, one_line
 from protocol.messages import Adapter
-from protocol.status import ActorState, ActorStatus
+from protocol.status import ActorState, ActorStatus, Usage
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -53,6 +54,11 @@ class Alive:
     @ray.method(concurrency_group=GROUP)
     def ping(self) -> None:
         """Answer that the process is alive."""
+
+    @ray.method(concurrency_group=GROUP)
+    def usage(self) -> Usage:
+        """Measure what the process uses."""
+        return usage()
 
 
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -215,6 +221,7 @@ class Member:
     calls: int = 0
     busy_share: float | None = None
     fetched_bytes: int | None = None
+    usage: Usage = field(default_factory=Usage)
     line: deque[Call] = field(default_factory=deque)
     """The call in progress, then the calls held in advance, in order."""
     began: float = 0.0

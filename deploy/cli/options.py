@@ -18,8 +18,9 @@ def complete_preset(incomplete: str) -> list[str]:
 
 BETWEEN = "\0"
 """Stands for the `--` between two groups of runs; no run has this name."""
-PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
-Preset = Annotated[str, PRESET]
+Preset = Annotated[
+    str, typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[int | None, typer.Option(min=0, help="Iteration of the checkpoint; default: the newest.")]

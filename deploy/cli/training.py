@@ -21,7 +21,7 @@ from deploy.folder.location import (
     stop_wait_s,
 )
 from deploy.folder.names import CONFIG
-from deploy.presets import METHOD, load_config
+from deploy.presets import METHOD, load_config, sources
 from protocol.errors import ConfigError
 from protocol.ground.addresses import EMBEDDED, OFF, without_password
 
@@ -91,13 +91,16 @@ def train(
     if rate:
         raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
     folder = folder or default_folder(source, config)
-    _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
+    found = sources(source, overrides=words)
+    _train(config, folder, sources=found, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
 
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world and show held-out scores and images before and after."""
-    config = load_config("toy_geneval", overrides=[*DEMO, *(overrides or [])])
-    _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
+    words = [*DEMO, *(overrides or [])]
+    folder = runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    found = sources("toy_geneval", overrides=words)
+    _train(load_config("toy_geneval", overrides=words), folder, sources=found, is_local=is_local, has_page=has_page)
 
 
 def program() -> str:
@@ -106,7 +109,15 @@ def program() -> str:
     return called if Path(called).name == "flowcredit" and not shutil.which("flowcredit") else "flowcredit"
 
 
-def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
+def _train(
+    config: "RunConfig",
+    folder: Path,
+    *,
+    sources: Mapping[str, str],
+    fork: Path | None = None,
+    is_local: bool,
+    has_page: bool,
+) -> None:
     from deploy.monitor.progress import Progress
     from deploy.monitor.summary import number
     from deploy.run.run import run_training
@@ -115,7 +126,15 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
     home = folder.absolute()
     if job := job_id():
         _announce_job(job, config, folder, say=progress.say)
-    outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
+    outcome = run_training(
+        config,
+        folder=folder,
+        fork=fork,
+        sources=sources,
+        is_local=is_local,
+        has_page=has_page,
+        progress=progress,
+    )
     if outcome.before is not None and outcome.after is not None:
         change = f" ({outcome.change})" if outcome.change else ""
         progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")

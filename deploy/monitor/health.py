@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deploy.monitor.summary import change_words
-from protocol.status import ENDED, RunStatus
+from protocol.status import ENDED, Rewards, RunStatus
 
 TREND_ERRORS = 2
 """Standard errors that a trend must exceed to count in a sentence."""
@@ -130,9 +130,14 @@ def _learning(status: RunStatus) -> str:
     if rewards.trend is None:
         return f"Too early to tell: a trend needs {TREND_LEAST} iterations, {status.iteration} are done"
     change = f"reward {_signed(rewards.trend)} in 10 iterations"
-    if abs(rewards.trend) <= TREND_ERRORS * (rewards.trend_error or 0.0):
-        return f"Flat: {change}, no more than chance"
+    if is_chance(rewards):
+        return f"Flat: {change}, within chance"
     return f"Learning: {change}" if rewards.trend > 0 else f"Falling: {change}"
+
+
+def is_chance(rewards: Rewards) -> bool:
+    """Return whether the trend may be chance."""
+    return rewards.trend is not None and abs(rewards.trend) <= TREND_ERRORS * (rewards.trend_error or 0.0)
 
 
 def _slow_side(status: RunStatus) -> str:

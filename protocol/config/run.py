@@ -52,7 +52,8 @@ class EvaluationConfig(Section):
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
     shown: Positive = 12
-    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each."""
+    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each. The
+    score beside it is the mean over all images of the prompt."""
     height: Positive | None = None
     """Height of an image in pixels; null takes the training's. The schedule follows the size as in training."""
     width: Positive | None = None

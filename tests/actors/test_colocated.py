@@ -21,6 +21,7 @@ from protocol.errors import LearnerFailedError, PoolError
 from tests.support.paths import ROOT
 from tests.support.runs.sinks import Silent
 from tests.support.runs.watched import REDNESS, Scene, go
+from tests.support.scenes import long_scene
 from tests.support.waiting import until, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.timeout(600)]
@@ -78,7 +79,7 @@ def require_in_bundles(held: dict[str, str], count: int) -> None:
     assert held == {f"{kind}-{slot}": nodes[slot] for kind in ("rollout", "learner") for slot in range(count)}
 
 
-@pytest.mark.parametrize(("bundles", "offload"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("bundles", "offload"), [pytest.param(1, False, marks=long_scene), (2, True)])
 def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process(
     nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, bundles: int, *, offload: bool
 ) -> None:

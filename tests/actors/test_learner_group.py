@@ -27,6 +27,7 @@ from protocol.errors import LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 from tests.support.runs.metrics import untimed
+from tests.support.scenes import long_scene
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("shared_ray")]
@@ -217,6 +218,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
     run(scenario())
 
 
+@long_scene
 @pytest.mark.whole
 def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
@@ -251,6 +253,7 @@ def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     return [replace(groups[0], shards=(first, broken)), *groups[1:]]
 
 
+@long_scene
 @pytest.mark.whole
 def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
     """float16, whose loss scale is state too, with groups of the adapter before."""

@@ -12,6 +12,7 @@ import yaml
 
 from flowcredit.packages import PACKAGES, hidden, shadows
 from tests.support.paths import ROOT
+from tests.support.scenes import long_scene
 
 SCORER = """
 import numpy as np
@@ -61,7 +62,7 @@ def flowcredit(folder: Path, *words: str, **variables: str) -> "subprocess.Compl
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=[pytest.mark.ray, long_scene])])
 def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(
     folder: Path, where: str
 ) -> None:

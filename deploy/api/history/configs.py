@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.names import CONFIG
-from deploy.folder.read import config_of
+from deploy.folder.read import config_of, origin_of
 from protocol.errors import RunFolderError
 from protocol.status import Document
 
@@ -30,6 +30,9 @@ class RunConfigView(Document):
     """`config.yaml`."""
     fields: dict[str, JsonValue]
     """Every value by its dotted key, defaults included."""
+    sources: dict[str, str]
+    """What set each key: `preset NAME`, `method NAME`, `file PATH`, or `override`, on the command line or in Python; a
+    key that is left out has its default."""
 
 
 class ComparedConfig(Document):
@@ -56,7 +59,9 @@ class Differences(Document):
 def view(run: Path) -> RunConfigView:
     """Return the config of a run folder (RunFolderError: it cannot be read)."""
     config = config_of(run)
-    return RunConfigView(text=config.to_yaml(), fields=config.flat_fields())
+    origin = origin_of(run)
+    sources = origin.sources if origin else {}
+    return RunConfigView(text=config.to_yaml(), fields=config.flat_fields(), sources=sources)
 
 
 def compare(runs: Mapping[str, Path]) -> Differences:
