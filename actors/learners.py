@@ -250,7 +250,7 @@ class LearnerGroup:
         self._demand()
 
     async def restart(self) -> None:
-        """Replace all workers by new ones in the state of iteration 0; those that find no node in time join later."""
+        """Replace all workers by new ones in the state of iteration 0; who finds no node in time joins later."""
         for worker in self._workers:
             if worker.has_failed:
                 self._nodes.failed(worker.actor)
@@ -303,12 +303,10 @@ class LearnerGroup:
         self._demand()
 
     def hold(self, role: str) -> None:
-        """Leave the room that becomes free to another role until `release`."""
         self.held_for = role
         self._demand()
 
     def release(self) -> None:
-        """Grow to the desired size again."""
         if self.held_for:
             self.held_for = ""
             self._demand()
@@ -366,7 +364,7 @@ class LearnerGroup:
 
     @property
     def members(self) -> list[Member]:
-        """The workers that are ready and those that start."""
+        """The workers that are ready or starting."""
         return [*self._ready, *self._starts.members]
 
     @property

@@ -106,7 +106,7 @@ def _role(
 
 
 def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
-    """Compare the GPU memory of the roles with that of a card, or of this machine's GPUs if the run uses them.
+    """Compare the GPU memory of the roles with a card's, or with this machine's GPUs if the run uses them.
 
     Args:
         card: name of the card of every GPU of the run; None compares with this machine.

@@ -34,7 +34,7 @@ class Family:
     """Components of the pipeline that are needed to encode prompts only."""
     rank: int
     """Default inner width of the LoRA: for SD3 and FLUX.1 that of Flow-GRPO's published training scripts (arXiv
-    2505.05470), for the others our own."""
+    2505.05470), for Qwen-Image-2.1 that of miles-diffusion's, for the others our own."""
     alpha: int
     """Default alpha of the LoRA, from the same source."""
     targets: tuple[str, ...]
@@ -96,6 +96,23 @@ QWEN_IMAGE = Family(
     alpha=128,
     targets=(*ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
 )
+QWEN_IMAGE_21 = Family(
+    name="qwen_image_21",
+    pipeline="QwenImage21Pipeline",
+    backbone="flow.models.backbones.qwen_image_21:QwenImage21",
+    text_parts=("text_encoder", "processor"),
+    rank=64,
+    alpha=128,
+    targets=(
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "img_mlp.proj",
+        "img_mlp.gate_layer",
+        "img_mlp.out",
+    ),
+)
 Z_IMAGE = Family(
     name="z_image",
     pipeline="ZImagePipeline",
@@ -113,5 +130,5 @@ Z_IMAGE = Family(
         "feed_forward.w3",
     ),
 )
-FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, Z_IMAGE)}
+FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)}
 """The families by their pipeline class in `model_index.json`."""

@@ -13,7 +13,7 @@ from protocol.ground.resources import SCHEME, resolve
 
 INDEX = "model_index.json"
 """Names a pipeline's class and parts, in diffusers' format."""
-CONFIGS = [INDEX, "*/config.json", "*/scheduler_config.json", "tokenizer*/*"]
+CONFIGS = [INDEX, "*/config.json", "*/scheduler_config.json", "tokenizer*/*", "processor/*"]
 """Config files and tokenizers: enough to compute sizes."""
 UNUSED_FILES = ["*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.onnx_data", "*.h5", "*.fp16.*", "*.fp16-*"]
 """Files that hold the same weights in other formats or precisions."""

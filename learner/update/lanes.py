@@ -114,7 +114,7 @@ class Lanes:
 
     def take(self, owned: Sequence[int]) -> Gradient:
         """Add up the owned lanes, ascending, and forget them."""
-        total = added([self._held.get(lane, {}) for lane in owned], Tensor.add_)
+        total = added([self._held.get(lane, {}) for lane in owned], Tensor.add_)  # in place: a lane is an adapter
         self._held = {}
         return {name: gradient.cpu().numpy() for name, gradient in total.items()}
 

@@ -27,7 +27,6 @@ class ClipScore(ClipScorer):
     high = 2.5 * (1 + ROUNDING)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
 
 
@@ -60,7 +59,6 @@ class HPSv2(ClipScorer):
         ClipFeatures.ready(model, processor)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored(self._clip.cosines(images, prompts))
 
 
@@ -97,7 +95,6 @@ class Aesthetic(ClipScorer):
         ClipFeatures.ready(model)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images."""
         features = self._clip.of_images(images).astype(np.float64)
         for weight, bias in self._layers:
             features = features @ weight.T + bias

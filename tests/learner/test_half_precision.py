@@ -26,10 +26,10 @@ from protocol.messages import (
     ShardRequest,
     digest_of,
 )
-from tests.support.faults.cluster import long_scene
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
-from tests.support.worlds.tiny_models import write_sd35
+from tests.support.scenes import long_scene
+from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_sd35
 
 Config = Callable[..., RunConfig]
 PROMPT = Prompt(index=0, text="a red circle")
@@ -44,7 +44,7 @@ BOUNDS = {"bfloat16": 0.02, "float16": 0.05}
 def test_the_gradient_of_half_precision_is_that_of_float32(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_equal_gradients(tiny_config, written(tmp_path, heads=2, blocks=4), SIZES, monkeypatch)
+    require_equal_gradients(tiny_config, written(tmp_path, heads=2, blocks=4), monkeypatch, text_tokens=26)
 
 
 @long_scene
@@ -53,22 +53,22 @@ def test_the_gradient_of_half_precision_is_that_of_float32(
 def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of SD3.5-Medium's width, 1,536. It takes some ten minutes."""
-    require_equal_gradients(tiny_config, written(tmp_path, heads=24, blocks=2), SIZES[:1], monkeypatch)
+    """Two blocks of SD3.5-Medium's width, 1,536, and its tokens: 1,024 of the image, 205 of the prompt."""
+    require_equal_gradients(tiny_config, written(tmp_path, heads=24, blocks=2), monkeypatch, text_tokens=205)
 
 
 def require_equal_gradients(
-    tiny_config: Config, folder: Path, sizes: Sequence[float], monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch, *, text_tokens: int
 ) -> None:
-    whole = configured(tiny_config, folder, "float32")
+    whole, *halves = (configured(tiny_config, folder, dtype, text_tokens=text_tokens) for dtype in ("float32", *BOUNDS))
     fresh = Learner(whole).adapter()
-    adapters = [with_b(fresh, size) for size in sizes]
-    groups = scored_groups(configured(tiny_config, folder, "bfloat16"), adapters[0])
+    adapters = [with_b(fresh, size) for size in SIZES]
+    groups = scored_groups(halves[0], adapters[0])
     exact = gradients(whole, adapters, groups, monkeypatch)
     errors, shares = {}, {}
-    for dtype in BOUNDS:
-        half = gradients(configured(tiny_config, folder, dtype), adapters, groups, monkeypatch)
-        for size, own, other in zip(sizes, exact, half, strict=True):
+    for dtype, config in zip(BOUNDS, halves, strict=True):
+        half = gradients(config, adapters, groups, monkeypatch)
+        for size, own, other in zip(SIZES, exact, half, strict=True):
             shares[dtype, size] = other.zeros - own.zeros
             for matrix in ("A", "B"):
                 errors[dtype, size, matrix] = relative_difference(own.of(matrix), other.of(matrix))
@@ -111,7 +111,6 @@ def written(folder: Path, *, heads: int, blocks: int) -> Path:
     width = 64 * heads
     write_sd35(
         folder,
-        has_t5=False,
         sample_size=64,
         in_channels=16,
         out_channels=16,
@@ -141,8 +140,10 @@ def of_bfloat16(numbers: torch.Tensor) -> torch.Tensor:
     return torch.where(numbers.abs() < 2.0**-16, 0.0, numbers.bfloat16().float())
 
 
-def configured(tiny_config: Config, folder: Path, dtype: str) -> RunConfig:
-    model = {"path": str(folder), "dtype": dtype, "max_sequence_length": 2, "lora": {"rank": 32, "alpha": 64}}
+def configured(tiny_config: Config, folder: Path, dtype: str, *, text_tokens: int) -> RunConfig:
+    """A prompt has the tokens of CLIP and of T5, one after the other."""
+    model = {"path": str(folder), "dtype": dtype, "lora": {"rank": 32, "alpha": 64}}
+    model["max_sequence_length"] = text_tokens - CONTEXT_LENGTH
     return tiny_config(
         model=model,
         sampling={"steps": 10, "window": {"rule": "fixed", "first": 0, "size": 1}},

@@ -65,7 +65,6 @@ def plan_of(config: RunConfig, found: Estimate, *, heldout: int, tflops: float) 
     """Compute how long a run takes.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
         heldout: number of held-out prompts.
         tflops: rate of one GPU in forwards, gradients and decoding, in 10^12 operations per second.
@@ -108,9 +107,7 @@ def plan_lines(
     """Describe what a run computes, needs and takes.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
-        prompts: number of prompts to train on.
         heldout: number of held-out prompts.
         tflops: rate of one GPU, see `plan_of`; without it there are no seconds.
 
@@ -192,10 +189,9 @@ def time_lines(config: RunConfig, plan: Plan, *, tflops: float) -> Iterator[str]
 def method_lines(
     config: RunConfig, found: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
 ) -> Iterator[str]:
-    """Compare the cost of a run with that of other methods at the same scale.
+    """Compare a run's cost with the cost of other methods at the same scale.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
         others: the config with another method, by the method's name.
         heldout: number of held-out prompts.

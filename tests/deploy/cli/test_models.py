@@ -18,7 +18,7 @@ from deploy.tools.export import export_model
 from flow.maths.noise import normal
 from protocol.errors import RunFolderError
 from tests.support.commands import run_cli
-from tests.support.faults.disks import files_limited
+from tests.support.full_disk import files_limited
 from tests.support.runs.presets import dark_preset
 
 
