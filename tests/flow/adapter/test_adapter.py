@@ -16,7 +16,7 @@ from flow.adapter.lora_file import write_lora
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.families import FAMILIES, FLUX, SD3
-from flow.models.load import load_backbone
+from flow.models.load import load_backbone, open_embeddings
 from flow.models.located import adapter_config
 from flow.policy import FlowPolicy
 from protocol.config.model import LoraConfig, ModelConfig
@@ -187,7 +187,9 @@ def test_a_plain_pipeline_with_the_exported_adapter_predicts_what_our_policy_pre
     pipeline = diffusers.DiffusionPipeline.from_pretrained(folder, **SIDES[folder.name].parts(folder))
     untouched: Any = load_backbone(model_of(folder))
     pipeline.load_lora_weights(tmp_path)
-    plain = type(untouched)(pipeline, model_of(folder), untouched._embeddings, device=torch.device("cpu"))
+    plain = type(untouched)(
+        pipeline, model_of(folder), open_embeddings(model_of(folder), device="cpu"), device=torch.device("cpu")
+    )
     assert torch.equal(mean_of(plain), mean_of(backbone))
     assert not torch.allclose(mean_of(plain), mean_of(untouched), atol=1e-3)
     assert [(each.r, each.lora_alpha) for each in pipeline.transformer.peft_config.values()] == [(4, 12)]
