@@ -3,9 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from actors.learners import LearnerGroup
 from actors.pool.bundles import Bundles
+from actors.pool.calls import Member, answer
 from actors.pool.nodes import NodeFailures, free_resources
 from actors.pool.pool import ActorPool
 from actors.rewards.pool import RewardPools
@@ -19,13 +22,15 @@ from protocol.sink import StatusSink
 from protocol.status import FIXED_SIZE, ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
+MEASURED_S = 5.0
+"""Seconds between two measurements of what the actors use, and the longest for one."""
 
 
 class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     _bundles: Bundles | None = None
-    _watching: "asyncio.Task[None] | None" = None
+    _watching: "asyncio.Future[Any] | None" = None
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         config = config.for_another_folder()
@@ -41,7 +46,15 @@ class RayEvaluators:
 
     async def start(self) -> None:
         await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
-        self._watching = asyncio.create_task(Room(lambda: [*self._roles.values()], reserved=self._reserved).watch())
+        room = Room(lambda: [*self._roles.values()], reserved=self._reserved)
+        self._watching = asyncio.gather(room.watch(), self._measure())
+
+    async def _measure(self) -> None:
+        """Keep asking every actor what it uses; one that does not answer keeps what it last said."""
+        while True:
+            members = [member for role in self._roles.values() for member in role.members]
+            await asyncio.gather(*map(_measured, members))
+            await asyncio.sleep(MEASURED_S)
 
     async def _start_scorers(self) -> None:
         if self._bundles:
@@ -148,6 +161,12 @@ class RayFleet(RayEvaluators):
     @property
     def _roles(self) -> Mapping[str, Role]:
         return {self.learner.name: self.learner, **self._pools}
+
+
+async def _measured(member: Member) -> None:
+    if member.handle is not None and member.state != "waiting":
+        with suppress(Exception):  # whoever calls the actor for its work learns why it does not answer
+            member.usage = await answer(member.handle.usage.remote(), timeout_s=MEASURED_S)
 
 
 def shortage_of(needs: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:

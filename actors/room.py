@@ -48,7 +48,7 @@ class Role(Protocol):
 
     @property
     def members(self) -> list[Member]:
-        """Its actors, also those that start."""
+        """Its actors, ready or starting."""
         ...
 
     def scale(self, size: int) -> None:
@@ -161,7 +161,7 @@ def has_room(needs: Mapping[str, float], free: Mapping[str, float]) -> bool:
 
 
 def _spare(node: str, needy: Role, roles: Sequence[Role]) -> list[tuple[Role, Member]]:
-    """List the actors on a node that other roles can do without, those of the largest role first, workers last."""
+    """List the actors on a node that other roles can do without, the largest role's first, workers last."""
     spare: list[tuple[Role, Member]] = []
     on_nodes = {role.name: [each for each in role.members if each.state in SPARED] for role in roles}
     for role in sorted(roles, key=lambda role: (role is roles[0], -len(on_nodes[role.name]))):

@@ -4,6 +4,7 @@
     python -m benchmarks.same_bits list --out after.json        # at the new commit, on the same machine
     python -m benchmarks.same_bits compare before.json after.json
     python -m benchmarks.same_bits workers --out workers.json   # the same bits for any number of workers
+    python -m benchmarks.same_bits configs --out configs.json   # the merged config of every preset with every method
 
 Every run of `list` is a process of its own: `python -m flowcredit train` with the toy world. The digests are the sha256
 of the adapter's and the optimizer's file in the newest checkpoint. They are only comparable on equal machines with
@@ -18,12 +19,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from benchmarks.workers import workers
-from deploy.presets import method_names
+from deploy.presets import load_config, method_names, preset_names
 
 FILES = ("pytorch_lora_weights.safetensors", "optimizer.safetensors")
 SHORT_EVALUATION = ("evaluation.images_per_prompt=1",)
@@ -65,14 +66,45 @@ def list_digests(
 
 
 @app.command()
+def configs(out: Annotated[Path, typer.Option(help="JSON file that receives the configs, by dotted key.")]) -> None:
+    """Write the merged config of every preset with every method."""
+    pairs = {
+        f"{preset} {method}": _dotted(load_config(preset, overrides=[f"method={method}"]).model_dump(mode="json"))
+        for preset in preset_names()
+        for method in method_names()
+    }
+    out.write_text(json.dumps(pairs, indent=1) + "\n", encoding="utf-8")
+    keys = {key for config in pairs.values() for key in config}
+    typer.echo(f"{len(pairs)} configs, {len(keys)} keys")
+
+
+@app.command()
 def compare(before: Path, after: Path) -> None:
-    """Compare two lists; exit code 1 when a run is missing or a digest differs."""
+    """Compare two files of `list` or `configs`; exit code 1 if a run is missing or a value differs."""
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
-    differing = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    typer.echo(f"{len(old.keys() & new.keys())} runs compared, {len(differing)} differ")
-    for name in differing:
-        typer.echo(f"  {name}: {old.get(name)} and {new.get(name)}")
-    raise typer.Exit(1 if differing else 0)
+    shared = sorted(old.keys() & new.keys())
+    for name in sorted(old.keys() ^ new.keys()):
+        typer.echo(f"  {name}: only in {before if name in old else after}")
+    changes: dict[str, list[str]] = {}
+    for name in shared:
+        for key in sorted(old[name].keys() | new[name].keys()):
+            pair = [json.dumps(one[name].get(key, "absent")) for one in (old, new)]
+            if pair[0] != pair[1]:
+                changes.setdefault(f"{key}: {pair[0]}, now {pair[1]}", []).append(name)
+    for change, names in changes.items():
+        typer.echo(f"  {change}: {f'all {len(names)}' if len(names) == len(shared) else ', '.join(names)}")
+    typer.echo(f"{len(shared)} compared, {len(changes)} differences")
+    raise typer.Exit(1 if changes or old.keys() != new.keys() else 0)
+
+
+def _dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        key: value
+        for name, branch in tree.items()
+        for key, value in (
+            _dotted(branch, f"{prefix}{name}.") if isinstance(branch, dict) else {prefix + name: branch}
+        ).items()
+    }
 
 
 app.command()(workers)

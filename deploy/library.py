@@ -22,7 +22,7 @@ from rich.console import Console
 from deploy.folder.location import default_folder, found_run, placed
 from deploy.folder.read import source_of
 from deploy.monitor.progress import Progress
-from deploy.presets import Overrides, load_config
+from deploy.presets import Overrides, load_config, sources
 from deploy.report import runs as report_runs
 from deploy.report.compare import Comparison
 from deploy.report.compare import compare as comparison_of
@@ -216,6 +216,7 @@ def _training(
     return partial(
         run_training,
         config,
+        sources=sources(source, overrides=overrides),
         folder=folder or default_folder(source, config),
         fork=found_run(_path("fork", fork)) if fork else None,
         is_local=is_local,

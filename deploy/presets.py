@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 PRESETS, METHODS = Path(__file__).parent / "presets", Path(__file__).parent / "methods"
 METHOD, BASE, REWARDS = "method", "base", "rewards"
 HERE = "here://"
+DEFAULT = "default"
+"""The source of a value that no layer sets: it is flowcredit's or the model's."""
 WORDS: Mapping[object, str] = {"ppo": "flow_grpo", "grpo": "flow_grpo", "ddpo": "flow_grpo", "nft": "diffusion_nft"}
 """Methods by the words of other programs."""
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -113,7 +115,7 @@ def about_preset(name: str) -> str:
 
 
 def preset_files(preset: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the files of a preset, from the one that extends no other to the preset itself, without their `base`.
+    """Read the files of a preset, from its outermost base to the preset itself, without their `base`.
 
     Raises:
         ConfigError: a file cannot be read, or extends itself.
@@ -219,7 +221,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def read_method(name: object) -> dict[str, Any]:
-    """Return a method's `about`, and its `identity` and `settings` over those of its base.
+    """Return a method's `about`, and its `identity` and `settings` over its base's.
 
     Raises:
         ConfigError: there is no method of this name.
@@ -245,7 +247,7 @@ def method_of(config: "RunConfig") -> str:
 
 @cache
 def _identities() -> dict[str, dict[str, Any]]:
-    """Read the identity of every method by dotted key, those that say most first."""
+    """Read the identity of every method by dotted key, the longest first."""
     from protocol.config.run import flatten
 
     found = {name: flatten(read_method(name)["identity"]) for name in method_names()}
@@ -253,7 +255,7 @@ def _identities() -> dict[str, dict[str, Any]]:
 
 
 def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge two trees; where both have a value, that of `over` counts."""
+    """Merge two trees; where both have a value, `over` counts."""
     merged = dict(under)
     for key, value in over.items():
         held = merged.get(key)

@@ -123,7 +123,7 @@ def versions_of(*packages: str) -> dict[str, str]:
 def library_facts() -> dict[str, str]:
     """Return the versions of the libraries that compute, and a digest of our own code that computes.
 
-    The answer is that of the first call: the driver compares every joining actor with it.
+    Every call gives the answer of the first one: the driver compares every joining actor with it.
     """
     versions = versions_of("torch", "diffusers", "transformers", "peft", "numpy")
     return {**versions, "CUDA": str(torch.version.cuda), CODE: code_digest()}

@@ -88,7 +88,7 @@ class JointAttention:
             encoder_hidden_states: text tokens; without them the image attends to itself.
 
         Returns:
-            The image's new tokens; with text both streams', where those of the last block's text mean nothing.
+            The image's new tokens; with text both streams', where the last block's text tokens mean nothing.
         """
         own = [project(hidden_states).unflatten(-1, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v)]
         streams = [_normed(own, attn.norm_q, attn.norm_k)]

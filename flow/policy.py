@@ -28,8 +28,7 @@ from flow.maths.windows import (
 )
 from flow.models.contract import Backbone, Conditioning, stack
 from flow.models.hub import lora_path
-from flow.models.load import load_located
-from flow.models.located import locate
+from flow.models.load import load_located, locate_for_images
 from flow.models.reading import collection_paused
 from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
@@ -44,7 +43,7 @@ class FlowPolicy:
     `gradient_evaluations` are the rows with a backward.
 
     `steps` are the steps that can be stochastic: their std is at least `std_min`, and the last step is not among them.
-    `steps_of` returns those of one shard. With `merge_std` a stochastic step spans as many steps of the schedule as its
+    `steps_of` returns one shard's. With `merge_std` a stochastic step spans as many steps of the schedule as its
     std needs. Every other step runs as ODE and is never trained. With the kernel `ode` no step is stochastic, and
     `steps` are all T steps, since every noise level can be trained.
 
@@ -93,7 +92,7 @@ class FlowPolicy:
         return (self.sigmas[k] - self.sigmas[k + self.span(k)]).item()
 
     def steps_of(self, *, seed: int, iteration: int, group: int, shard: int) -> tuple[int, ...]:
-        """The stochastic steps of one shard: those of `steps` inside its window.
+        """The stochastic steps of one shard: `steps` inside its window.
 
         Args:
             iteration: counted from 0.
@@ -121,11 +120,7 @@ class FlowPolicy:
         return window_lengths(self._config.window, candidates=self.steps, total=self.total_steps)
 
     def strides(self, explored: Sequence[int]) -> dict[int, int]:
-        """Return, by stochastic step, how many neighbouring members of a shard share it; empty if none do.
-
-        Args:
-            explored: stochastic steps of the shard, ascending.
-        """
+        """Map a shard's stochastic steps to the number of consecutive members that share each; absent means 1."""
         return strides_of(self._config.splits, explored)
 
     @property
@@ -254,7 +249,7 @@ class FlowPolicy:
     ) -> Float[Tensor, " B"]:
         """Return the log-prob of a whole shard in the pieces in which a learner computes it.
 
-        The rounding of a mean over a row may depend on the number of rows, as that of a velocity does.
+        The rounding of a mean over a row may depend on the number of rows, as a velocity's does.
 
         Args:
             transition: a step from B states.
@@ -332,7 +327,7 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
-        located = locate(config.model, is_whole=True)
+        located = locate_for_images(config.model)
         backbone = load_located(located, device=device)
         lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora

@@ -97,7 +97,7 @@ class RolloutPolicy:
         return Receipt(adapter_version=held[0], adapter_digest=held[1], images=len(images)), images
 
     def first_adapter(self) -> Adapter:
-        """Copy the adapter of iteration 0: that of `model.lora.start`, or one that leaves the model as it is.
+        """Copy the adapter of iteration 0: `model.lora.start`, or an adapter that leaves the model as it is.
 
         Raises:
             ContractError: a request has loaded another adapter.
@@ -279,6 +279,7 @@ def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sa
     strides = policy.strides(explored)
     initial = noise(INITIAL, [SHARED]) if config.sampling.shared_noise else noise(INITIAL)
     conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    # A merged step spans several steps of the schedule; the tail begins behind all of them.
     behind = explored[-1] + policy.span(explored[-1]) if explored else 0
     until = policy.total_steps if explored and not config.sampling.has_tail else behind
     steps = list(
@@ -286,7 +287,7 @@ def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sa
             policy,
             initial=initial,
             conditioning=conditioning,
-            noise=lambda step: noise(step, members[:: strides.get(step, 1)]),
+            noise=lambda step: noise(step, members[:: strides.get(step, 1)]),  # of each branch's first member
             stochastic=explored,
             until=until,
         )
@@ -319,7 +320,7 @@ def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sample
     ]
     own = torch.arange(members)
     first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
-    # Images lie one point after the other: those of point `number` begin where the rows of the points before it end.
+    # Images lie one point after the other: point `number` begins where the rows of the points before it end.
     ends = [*accumulate(rows)]
     later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
     index = torch.stack([first, *later, ends[-1] + own], dim=1)
@@ -352,6 +353,7 @@ def _granularities(policy: FlowPolicy, request: ShardRequest, config: RunConfig,
         velocity=lambda latents, sigma: policy.velocity(latents, sigma, sampled.conditioning),
     )
     clean = torch.cat([sampled.final, completed])
+    # Images lie granularity by granularity; the index has a row for each member.
     further = torch.arange(len(sampled.final), len(clean)).view(len(granularities), -1).T
     return replace(_finished(sampled), clean=clean, further=further)
 
@@ -423,10 +425,11 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
 
 
 def _of_members(rows: Float[Tensor, "R ..."], members: int) -> Float[Tensor, "N ..."]:
-    """Return a row for each member; fewer rows are those of branches, whose members are neighbours."""
+    """Return a row for each member; fewer rows are branches, whose members are neighbours."""
     if len(rows) == members:
         return rows
     stride = 1
+    # ceil(members / stride) branches of `stride` members; the last branch may have fewer.
     while -(-members // stride) > len(rows):
         stride *= 2
     return rows[torch.arange(members, device=rows.device) // stride]
@@ -470,7 +473,7 @@ LONGEST = 128
 def excerpt_of(rollout: Rollout, images: UInt8[np.ndarray, "I H W 3"], *, members: int) -> Excerpt:
     """Cut out the first `members` trajectories of a group's first shard.
 
-    An image before a step is that of the completed point; where there is none, it is the preview.
+    An image before a step shows the completed point; where there is none, it is the preview.
 
     Args:
         rollout: the shard, with previews unless no step has noise.

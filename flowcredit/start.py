@@ -31,3 +31,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("flowcredit: stopped at once\n")
         sys.exit(130)
+    except ImportError as error:
+        sys.stderr.write(
+            f"flowcredit: {sys.executable} (Python {sys.version.split()[0]}) must be 3.11 or newer and have the"
+            f" dependencies of flowcredit: {error}; install them there (pip install), or start with another Python\n"
+        )
+        sys.exit(2)

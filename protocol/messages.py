@@ -61,7 +61,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         sha.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        sha.update(array.tobytes())
+        sha.update(array.data)
     return sha.hexdigest()
 
 
@@ -283,7 +283,7 @@ class GenerateRequest:
     adapter_version: int
     adapter_digest: str
     size: tuple[int, int] | None = None
-    """Height and width of an image in pixels; None for those of training."""
+    """Height and width of an image in pixels; None for the training's."""
     adapter_steps: int | None = None
     """The adapter takes this many steps, from the first, and the base model the others; None for all steps."""
 

@@ -44,7 +44,7 @@ class RolloutSource(Protocol):
         ...
 
     def parallel(self) -> int:
-        """Count the shards that rollout actors can hold now: those at work, and those that come next."""
+        """Count the shards that rollout actors can hold now: one at work each, and one that comes next."""
         ...
 
     async def generate(self, request: GenerateRequest) -> tuple[Receipt, ImagesHandle]:
@@ -85,7 +85,7 @@ class RewardSource(Protocol):
     ) -> Scores:
         """Score as for training, and add the readings of the scorers that only evaluate to `components`.
 
-        Scorers that train and compare a group are left out; those that only evaluate compare the images of a prompt.
+        Scorers that train and compare a group are left out; if they only evaluate, they compare the images of a prompt.
 
         Args:
             images: B images, `evaluation.images_per_prompt` of each prompt, one prompt after the other.

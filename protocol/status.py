@@ -68,6 +68,17 @@ class Condition(Document):
     """When `status` last changed."""
 
 
+class Usage(Document):
+    """What an actor uses."""
+
+    memory_bytes: int | None = None
+    """Memory of its process."""
+    gpu_memory_bytes: int | None = None
+    """Memory in use on its GPU, by all processes; null without a GPU, or without NVML."""
+    gpu_share: float | None = None
+    """Share of the last second in which its GPU computed; null likewise."""
+
+
 class ActorStatus(Document):
     """One actor."""
 
@@ -98,6 +109,7 @@ class ActorStatus(Document):
     """A learner worker's share of the newest iteration, up to the end of its update, in which it worked."""
     fetched_bytes: int | None = None
     """Bytes of trajectories that a learner worker fetched for the newest update."""
+    usage: Usage = Usage()
 
 
 class PoolStatus(Document):
@@ -224,7 +236,7 @@ class RunStatus(Document):
     actors: list[ActorStatus] = []
     conditions: list[Condition] = []
     errors: list[Event] = []
-    """The newest warnings and errors, without those of conditions that hold again."""
+    """The newest warnings and errors, except of conditions that hold again."""
     trajectories: list[int] = []
     """Iterations with recorded trajectories."""
     lines: int = 0

@@ -71,7 +71,7 @@ def holds_tensors(source: str, scorer: str, remedy: str) -> Iterator[Callable[[I
     """Turn what the block finds wrong with a checkpoint's tensors into a ScorerError.
 
     Yields:
-        A function of the names that the checkpoint lacks and of those that the scorer does not have; it refuses both.
+        A function of the names that the checkpoint lacks and of names that the scorer does not have; it refuses both.
 
     Raises:
         ScorerError: a tensor is missing (KeyError), shapes do not fit (RuntimeError), or names are refused.

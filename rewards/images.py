@@ -38,7 +38,7 @@ def encode_jpeg(image: np.ndarray, *, quality: int) -> bytes:
 
 
 def encoded(image: "Image.Image", kind: str, **options: Any) -> bytes:
-    """Encode a Pillow image as `kind`, such as `PNG`; `options` are those of its `save`."""
+    """Encode a Pillow image as `kind`, such as `PNG`; `options` go to its `save`."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()

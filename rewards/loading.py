@@ -22,7 +22,6 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
     Args:
         path: `package.module:Class`.
         extra: the optional dependency group that installs what the class needs, for the error message.
-        find: finds the class.
 
     Raises:
         ConfigError: no such module or class.
@@ -43,7 +42,6 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
     Args:
         path: `package.module:Class`.
         extra: dependency group that installs its libraries, for the error message.
-        find: finds the class.
     """
     with explained(f"{path} cannot be imported", path, extra):
         cls = find(path)
@@ -67,7 +65,6 @@ def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, 
         path: `package.module:Class`.
         args: keyword arguments of the constructor, which is not called.
         extra: the optional dependency group that installs what the class needs, for the error message.
-        find: finds the class.
 
     Raises:
         ScorerError: a library, weights or a server are missing; or see `load_class`.

@@ -25,7 +25,7 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         source: a folder, a `pkg://` path, or a hub id.
 
     Raises:
-        ScorerError: they do not exist or cannot be read, or the tensors are not those of the model
+        ScorerError: they do not exist or cannot be read, or the tensors do not fit the model
             (`protocol.ground.pretrained.require_tensors`).
     """
     what, remedy = f"weights {source!r}", "give a folder, or download them first"
@@ -51,7 +51,7 @@ def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
         The model without memory; None if there are no headers here.
 
     Raises:
-        ScorerError: the weights cannot be read, or are not those of the model.
+        ScorerError: the weights cannot be read, or do not fit the model.
     """
     folder = resolve(source)
     if is_hub_id(source) and not folder.exists():

@@ -96,6 +96,8 @@ SCORERS: dict[str, Registered] = {
     "remote": Registered("rewards.http.remote:RemoteScorer"),
     "flow_grpo": Registered("rewards.http.flow_grpo:FlowGrpoServer"),
     "vlm_judge": Registered("rewards.http.vlm_judge:VlmJudge"),
+    "soft_tifa": Registered("rewards.questions.scorers:SoftTifa"),
+    "dpg_questions": Registered("rewards.questions.scorers:DpgQuestions"),
     "win_rate": Registered("rewards.win_rate:WinRate"),
 }
 """The built-in scorers by short name."""
@@ -236,7 +238,7 @@ class CheckedScorer:
     def _ask_around_failures(
         self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
     ) -> tuple[Scores, BaseException | None]:
-        """Score B images, leaving out only those that make the scorer raise; also return the first exception, or None.
+        """Score B images, leaving out only images at which the scorer raises; also return the first exception, or None.
 
         A batch that raises is halved until the failing images are alone, so whether an image has a score does not
         depend on what else was in its batch. One bad image costs about 2 log2(B) calls, a scorer that always raises

@@ -1,4 +1,4 @@
-"""Operations on `Scores`: make, split and join them, mix those of several scorers, and apply the failure policy.
+"""Operations on `Scores`: make, split and join them, mix several scorers', and apply the failure policy.
 
 return scored([0.2, 0.9])
 return partly([0.2, nan], ["", "the engine failed"])
@@ -56,7 +56,7 @@ def partly(values: Numbers, reasons: Sequence[str], components: Mapping[str, Num
 
 
 def split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
-    """Split scores into those of consecutive requests; the sizes of the requests add up to all images."""
+    """Split scores among consecutive requests, whose sizes add up to all images."""
     return [_rows_of(scores, range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
@@ -94,6 +94,7 @@ def patched(scores: Scores, rows: Sequence[int], answer: Scores) -> Scores:
         answer: the replacements, one for each of `rows`.
     """
     order = np.arange(len(scores.reasons))
+    # Joined with the answer, its rows lie behind the scores.
     order[np.asarray(rows)] = len(order) + np.arange(len(rows))
     return replace(_rows_of(joined([scores, answer]), order.tolist()), seconds=scores.seconds + answer.seconds)
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
@@ -16,14 +17,14 @@ from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
 NEEDS_PACKAGES = "needs packages that are not installed; make installs them all"
-collect_ignore = [] if find_spec("ray") else ["cluster", "deploy"]
+collect_ignore = [] if find_spec("ray") else ["lab", "deploy"]
 """Folders whose own conftest needs such packages."""
 WARM = pytest.StashKey[pytest.MonkeyPatch]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `-n 3 --dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
+    """For `--dist loadgroup`: file by file, but all tests with a Ray cluster on one worker, and all with machines.
 
     Many of the former have deadlines, which two clusters side by side would miss; tests of whole runs wait for far
     longer. Of the machines there is one laboratory. Tests for a GPU are skipped where there is none.
@@ -34,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
         has_deadlines = item.get_closest_marker("ray") and not item.get_closest_marker("whole")
         group = "ray" if has_deadlines else "cluster" if item.get_closest_marker("cluster") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,8 +55,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ray's workers start warm, but not beside a GPU."""
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    """Ray's workers start warm, but not beside a GPU. The shared cluster ends before a test that needs none of it."""
+    if "shared_ray" not in item.fixturenames and (local := sys.modules.get("tests.support.services.local_ray")):
+        local.leave_shared_ray()
     if (item.get_closest_marker("ray") or item.get_closest_marker("chaos")) and not item.get_closest_marker("gpu"):
         item.stash[WARM] = pytest.MonkeyPatch()
         for name, value in variables().items():

@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
-FOREIGN = {"_dynamo", "_active_backend", "_backends", "_NATIVE_MATH"}
+FOREIGN = {"_HAS_PYNVML", "_dynamo", "_active_backend", "_backends", "_NATIVE_MATH"}
 """Private names of other libraries that a test may look at."""
 
 

@@ -32,9 +32,10 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from actors.pool.usage import usage
 from protocol.errors import ShardLostError, breaks_gpu, named_line, one_line
 from protocol.messages import Adapter
-from protocol.status import ActorState, ActorStatus
+from protocol.status import ActorState, ActorStatus, Usage
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -53,6 +54,11 @@ class Alive:
     @ray.method(concurrency_group=GROUP)
     def ping(self) -> None:
         """Answer that the process is alive."""
+
+    @ray.method(concurrency_group=GROUP)
+    def usage(self) -> Usage:
+        """Measure what the process uses."""
+        return usage()
 
 
 GONE = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -95,7 +101,7 @@ async def answer(
         return call.result()
     except RayTaskError as error:
         if isinstance(error.cause, ObjectLostError):
-            raise ShardLostError(one_line(error.cause)) from error
+            raise _lost(error.cause) from error
         if type(error.cause).__name__ in BROKEN or breaks_gpu(error.cause):
             remedy = f"; {memory_remedy}" if memory_remedy and "Memory" in type(error.cause).__name__ else ""
             raise ActorFailedError(f"{named_line(error.cause)}{remedy}") from error
@@ -103,12 +109,17 @@ async def answer(
             raise error.cause from error
         raise
     except ObjectLostError as error:
-        raise ShardLostError(one_line(error)) from error
+        raise _lost(error) from error
     except GONE as error:
         log.info("an actor failed; Ray says: %s", error)
         raise ActorFailedError(death(error)) from error
     finally:
         call.cancel()
+
+
+def _lost(error: ObjectLostError) -> ShardLostError:
+    log.info("an object is lost; Ray says: %s", error)
+    return ShardLostError("the node that held its data is gone")
 
 
 def death(error: Exception) -> str:
@@ -210,8 +221,9 @@ class Member:
     calls: int = 0
     busy_share: float | None = None
     fetched_bytes: int | None = None
+    usage: Usage = field(default_factory=Usage)
     line: deque[Call] = field(default_factory=deque)
-    """The call in progress, and those that it holds in advance, in order."""
+    """The call in progress, then the calls held in advance, in order."""
     began: float = 0.0
     """When its newest call began, by the monotonic clock."""
     _answers: deque[float] = field(default_factory=lambda: deque(maxlen=32))

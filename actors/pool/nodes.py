@@ -91,7 +91,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def node_table() -> tuple[set[str], set[str]]:
-    """Return the ids of the nodes that are alive, and of those that are dead."""
+    """Return the ids of the live and of the dead nodes."""
     nodes = ray.nodes()
     alive = {node["NodeID"] for node in nodes if node["Alive"]}
     return alive, {node["NodeID"] for node in nodes} - alive

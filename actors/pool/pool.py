@@ -7,7 +7,7 @@ its answer depends on. `actors/pool/starts.py` describes how an actor starts.
 
 With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. A
 member gets a call in advance only while at least as many further calls wait as there are members; otherwise a member
-could be idle while another one has two. The deadline of such a call begins with its turn. If the member fails, only the
+could be idle while another one has two. The deadline of a held call begins with its turn. If the member fails, only the
 call in progress counts the failure (`FAILURES_PER_CALL`); the other one is made again.
 
 While a pool is held, another role has no actor (`actors/room.py`): it withdraws the starts that have no node, and
@@ -163,12 +163,10 @@ class ActorPool:
         self._resize()
 
     def hold(self, role: str) -> None:
-        """Leave the room that becomes free to another role until `release`."""
         self.held_for = role
         self._resize()
 
     def release(self) -> None:
-        """Grow to the desired size again."""
         if self.held_for:
             self.held_for = ""
             self._resize()
@@ -214,7 +212,7 @@ class ActorPool:
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every member for the status, including those that are starting, without those that wait to start."""
+        """Describe every member for the status that is ready or starting, not members that wait to start."""
         known = [member for member in self.members if member.handle is not None or member.restarts]
         return [member.status(self.name) for member in sorted(known, key=lambda member: member.slot)]
 
@@ -236,7 +234,7 @@ class ActorPool:
 
     @property
     def members(self) -> list[Member]:
-        """The members that are ready and those that start."""
+        """The members that are ready or starting."""
         return [*self._members.values(), *self._starts.members]
 
     @property

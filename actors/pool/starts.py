@@ -109,7 +109,6 @@ class Starts:
 
         Args:
             ready: the members that are ready; they stay, also if there are more than `size`.
-            size: members to have.
 
         Returns:
             The starts that it began.

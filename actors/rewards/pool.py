@@ -345,7 +345,7 @@ class RewardPools(Mixture):
         )
 
     async def _prepare(self, name: str, member: Member) -> None:
-        """Load the scorer, and compare the facts that decide its bits with those of the reward's first actor."""
+        """Load the scorer, and compare the facts that decide its bits with the first actor's of the reward."""
         self._nodes.joined(member.handle, member.node_id)
         facts: dict[str, str] = await answer(member.handle.prepare.remote(), timeout_s=self._role.timeout_s)
         first = self._facts.setdefault(name, facts)

@@ -75,7 +75,7 @@ class RewardQueue:
         """Score a piece.
 
         Args:
-            is_alone: share no call with other requests; an image that failed once may be the one that kills the actors.
+            is_alone: share no call with other requests; an image that failed once may be what kills the actors.
 
         Returns:
             Scores in the piece's order; they are missing, with a reason, where a call failed.

@@ -32,7 +32,7 @@ async def require_ready_on_ray(config: RunConfig) -> None:
         try:
             await answer(_require_ready.options(**options).remote(there), timeout_s=timeout_s)
         except ActorFailedError as error:
-            log.warning("scorer %s could not be asked before the run: %s", reward.scorer, error)
+            log.warning("scorer %s could not be checked before the run: %s", reward.scorer, error)
 
     is_given = cluster_address(config.cluster) is not None
     await asyncio.gather(*(ask(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))

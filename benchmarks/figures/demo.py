@@ -14,21 +14,20 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Rectangle
 
-from deploy.folder.gallery import FAIL, PASS, read_gallery, told
+from deploy.folder.gallery import FAIL, PASS, before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.report.runs import HELDOUT, REWARD, Run, read_run
 
 COLUMNS = 8
-GAP = 0.12
-"""Distance between two images, as a share of an image."""
+WIDE, HIGH, BAR = 1.12, 1.3, 0.12
+"""Size of a cell and height of its bar; an image is 1 wide and high."""
 
 
 def draw(runs: list[Path]) -> Figure:
     """Draw the curves of all runs, and the images of the run with the median last score."""
     figure = Figure(figsize=(11, 4.3), layout="constrained")
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 2.2]).flat
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1, 2.4]).flat
     held = [read_run(run) for run in runs]
     _curves(left, held)
     ends = [run.values(HELDOUT, of="evaluations")[2][-1] for run in held]
@@ -36,12 +35,17 @@ def draw(runs: list[Path]) -> Figure:
     first, last = (int(middle.evaluations[end]["iteration"]) for end in (0, -1))
     before, after = (read_gallery(middle.path / GALLERY, each) for each in (first, last))
     prompts = [prompt for prompt in before if prompt in after]
-    readings = [[before[prompt][1], after[prompt][1]] for prompt in prompts]
-    said = told(middle.path, readings, first=first, last=last, diversity=middle.config.diversity_reading)
+    scores = [[before[prompt][1], after[prompt][1]] for prompt in prompts]
+    said = before_after_text(middle.heldout, scores, first=first, last=last, diversity=middle.config.diversity_reading)
     right.suptitle(said, fontsize=9)
+    images = middle.config.evaluation.images_per_prompt
+    right.supxlabel(
+        f"the first image of each held-out prompt; green: the share of the prompt's {images} images that are right",
+        fontsize=8,
+    )
     for axes, shown, iteration in zip(right.subplots(1, 2), (before, after), (first, last), strict=True):
         _sheet(axes, [shown[prompt] for prompt in prompts])
-        axes.set_title(f"iteration {iteration} (green: right, red: wrong)", fontsize=9)
+        axes.set_title(f"iteration {iteration}", fontsize=9)
     return figure
 
 
@@ -60,11 +64,13 @@ def _curves(part: SubFigure, runs: Sequence[Run]) -> None:
 
 
 def _sheet(axes: Axes, cells: Sequence[tuple[np.ndarray, float]]) -> None:
-    for number, (image, reading) in enumerate(cells):
-        x, y = (1 + GAP) * (number % COLUMNS), (1 + GAP) * (number // COLUMNS)
+    """Draw images with a bar below each: green up to its score, from 0 to 1, and red after it."""
+    for number, (image, score) in enumerate(cells):
+        x, y = WIDE * (number % COLUMNS), HIGH * (number // COLUMNS)
         axes.imshow(image, interpolation="nearest", extent=(x, x + 1, y + 1, y))
-        axes.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor=PASS if reading >= 1 else FAIL, linewidth=1.6))
-    axes.set(xlim=(-GAP, COLUMNS * (1 + GAP)), ylim=(-(-len(cells) // COLUMNS) * (1 + GAP), -GAP))
+        axes.barh([y + 1 + BAR], [score], BAR, x, color=PASS)
+        axes.barh([y + 1 + BAR], [1 - score], BAR, x + score, color=FAIL)
+    axes.set(xlim=(0, COLUMNS * WIDE), ylim=(-(-len(cells) // COLUMNS) * HIGH, 0), aspect="equal")
     axes.set_axis_off()
 
 

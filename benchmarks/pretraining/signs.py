@@ -5,9 +5,12 @@ word of capitals into letters) on signs instead of scenes. Each stage writes a c
 the same command continues and ends with the same weights.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 from diffusers import AutoencoderTiny
@@ -17,7 +20,11 @@ from rich.console import Console
 from benchmarks.pretraining import autoencoder, transformer
 from benchmarks.pretraining.export import TOYWORLD, write_pipeline
 from benchmarks.pretraining.shapes import claim
-from toyworld.world.words import draw_signs, mislabelled
+from toyworld.world.words import draw_signs, words
+
+MISLABELLED_SHARE = 0.6
+"""Share of captions that name a random word, in the last stage of pretraining. The pipeline then generates crisp signs,
+but fewer than half show the word of their prompt, so reinforcement learning has something to learn."""
 
 
 class SignRecipe(BaseModel):
@@ -35,6 +42,16 @@ class SignRecipe(BaseModel):
     """Optimizer steps of transformer and text encoders, batch 128."""
     web_steps: int = Field(default=1_200, ge=1)
     """Optimizer steps of the same parts on captions of which most name another word, batch 128."""
+
+
+def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
+    """Return the captions with MISLABELLED_SHARE of them naming a random word of this world."""
+    rng = np.random.default_rng(seed)
+    names = words()
+    return [
+        re.sub('"(.*)"', f'"{rng.choice(names)}"', line) if rng.random() < MISLABELLED_SHARE else line
+        for line in captions
+    ]
 
 
 def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) -> None:

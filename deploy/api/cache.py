@@ -61,7 +61,6 @@ class StatusCache:
         """Return one run.
 
         Args:
-            run: the run's name.
             must_answer: do not take an earlier reading if the board is away.
 
         Raises:

@@ -57,7 +57,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > self.most:
-            log.warning("more than %d connections: those that wait longest for a request are closed", self.most)
+            log.warning("more than %d connections: the ones that wait longest for a request are closed", self.most)
             waiting = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_waiting]
             of_peer = Counter(each.peer for each in waiting)
             max(waiting, key=lambda each: (of_peer[each.peer], -each.since)).give_up()
@@ -111,7 +111,7 @@ class BoundedConnection(H11Protocol):
 
 
 class Sparing(logging.Filter):
-    """Logs a message of one form once every `LOG_EVERY_S` at most, with the number of those that it suppressed.
+    """Logs a message of one form once every `LOG_EVERY_S` at most, with the number of suppressed ones.
 
     A request that the server itself cancels when it ends is not an error and is never logged.
     """

@@ -64,7 +64,6 @@ class FolderSource:
         self._scanning = asyncio.Lock()
 
     async def close(self) -> None:
-        """Close the connections."""
         await _close(self._runs.values())
 
     async def ping(self) -> None:
@@ -73,7 +72,6 @@ class FolderSource:
             raise BoardError(f"{self._root} is not a folder")
 
     async def runs(self) -> list[RunStatus]:
-        """Return all runs, newest first."""
         found = await self._scan()
         filed = await asyncio.to_thread(_filed_runs, found)
         live = [self.status(name) for name in found if name not in filed]
@@ -95,7 +93,6 @@ class FolderSource:
         return await asyncio.to_thread(_filed, run, found)
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
-        """Return metric lines with a `seq` above `since`, oldest first."""
         found = (await self._scan()).get(run)
         if found is None:
             return []
@@ -106,7 +103,6 @@ class FolderSource:
         return await asyncio.to_thread(_page, found, since, limit)  # also what the board has dropped
 
     async def events(self, run: str, *, since: int, limit: int) -> list[Event]:
-        """Return events with a number above `since`, oldest first."""
         found = (await self._scan()).get(run)
         if found is None:
             return []
@@ -116,19 +112,16 @@ class FolderSource:
         return [event for event in file.events if event.number > since][:limit] if file else []
 
     async def folder(self, run: str) -> Path | None:
-        """Return the run's folder."""
         found = (await self._scan()).get(run)
         return found.path if found else None
 
     async def record(self, run: str, iteration: int) -> TrajectoryRecord | None:
-        """Return the trajectories recorded at an iteration."""
         from deploy.monitor.trajectories import read_record
 
         found = (await self._scan()).get(run)
         return await asyncio.to_thread(read_record, found.path / TRAJECTORIES, iteration) if found else None
 
     async def command(self, run: str, command: str) -> Command | None:
-        """Return a command with its outcome."""
         found = (await self._scan()).get(run)
         if found is None:
             return None

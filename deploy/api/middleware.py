@@ -45,7 +45,6 @@ class Guard:
         """Wrap an application.
 
         Args:
-            max_body_bytes: the largest body of a request.
             bodies_held: number of largest bodies that may be in memory at one time.
             hosts: names that a request's Host header may hold; all if empty. On loopback this keeps web sites from
                 pointing their own host names at the server.
@@ -119,7 +118,7 @@ class _Arriving:
 class _Bodies:
     """The bodies in memory: whole ones, until their requests are answered, and the parts of others that have arrived.
 
-    If there are too many, the one that has been arriving longest is dropped: what is announced holds no room.
+    If there are too many, the body that has been arriving longest is dropped: what is announced holds no room.
     """
 
     def __init__(self, most_bytes: int) -> None:

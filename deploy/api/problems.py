@@ -33,7 +33,6 @@ class Problem(Exception):  # noqa: N818
         """
         Args:
             detail: one sentence on what is wrong.
-            headers: further headers of the response.
         """
         super().__init__(detail)
         self.status, self.detail, self.headers = status, said(detail), headers
@@ -63,7 +62,7 @@ DESCRIPTIONS = {
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` of a route for these error statuses and those that every route may answer."""
+    """Return the OpenAPI `responses` of a route for these errors and for the errors of every route."""
     schema = ProblemDetails.model_json_schema()
     return {
         status: {

@@ -19,6 +19,12 @@ FACTS: dict[str, tuple[str, Callable[[RunStatus], float | None]]] = {
 }
 """Metrics with one value for each run, with their descriptions."""
 STATES = ("desired", "ready", "busy", "waiting")
+USAGE = {
+    "memory_bytes": "Memory of an actor's process.",
+    "gpu_memory_bytes": "Memory in use on an actor's GPU, by all processes.",
+    "gpu_share": "Share of the last second in which an actor's GPU computed.",
+}
+"""Metrics with one value for each actor, see `protocol.status.Usage`."""
 HOLDS = {"True": 1, "False": 0, "Unknown": -1}
 
 
@@ -50,6 +56,9 @@ class _Runs(Collector):
         for run, pool in pools:
             restarts.add_metric([run, pool.name], pool.restarts)
         yield restarts
+        for name, text in USAGE.items():
+            used = [([s.run, actor.name], getattr(actor.usage, name)) for s in runs for actor in s.actors]
+            yield _gauge(f"actor_{name}", text, ["actor"], used)
         metrics = [([s.run, name], value) for s in runs for name, value in s.metrics.items()]
         yield _gauge("metric", "Newest value of a metric; see docs/metrics.md.", ["name"], metrics)
 

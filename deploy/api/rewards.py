@@ -148,7 +148,7 @@ _calls = APIRouter(responses=documented(400, 401, 404, 500, 504))
 async def health(request: Request) -> dict[str, Any]:
     """Return the counts of waiting, scored and missing images of each scorer, and how often its process started again.
 
-    `degraded` is a scorer whose newest call got no answer, and a service with such a scorer.
+    A scorer whose newest call got no answer is `degraded`, and so is its service.
     """
     served: dict[str, ServedScorer] = request.app.state.served
     counts = {

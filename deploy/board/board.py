@@ -150,7 +150,7 @@ class Board:
         return Held(session, _top(lines), _top(events), numbers)
 
     async def remove_foreign(self, run: str, *, fence: Fence | None = None) -> None:
-        """Remove keys of the run whose type is not that of `write` (FencedOutError: as in `write`)."""
+        """Remove keys of the run whose type is not the one that `write` gives (FencedOutError: as in `write`)."""
         kinds = {self._key(run, part): kind for part, kind in KINDS.items()} | {self._prefix + "runs": "zset"}
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=False)
@@ -352,7 +352,6 @@ def client_of(kind: Any, url: str, *, timeout_s: float, **options: Any) -> Any:
 
     Args:
         kind: the client library's class, for coroutines or for threads.
-        options: further options of that class.
 
     Raises:
         ConfigError: no client can use this address.

@@ -63,7 +63,7 @@ class Child:
 
     def kill(self) -> None:
         """Kill it at once; it cannot clean up."""
-        if self.is_running():  # otherwise the number may be that of another group by now
+        if self.is_running():  # otherwise the number may belong to another group by now
             with suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -61,7 +61,7 @@ class BoardServer:
         return self._child is not None and self._child.is_running()
 
     def stop(self, *, is_taken_over: bool = False) -> None:
-        """End it and remove its files, except those of another process that has taken the run over."""
+        """End it and remove its files, unless another process has taken the run over."""
         if self._child and is_taken_over:
             self._child.kill()  # if it ended normally, the server would remove the other process's socket
         elif self._child:
@@ -73,7 +73,7 @@ class BoardServer:
 
 
 def is_board_of(url: str, run_folder: Path) -> bool:
-    """Tell whether an address is that of a server for this folder.
+    """Tell whether an address belongs to a server for this folder.
 
     A folder that was copied, or moved after a kill, still holds the address it had before. By now another run's
     server may listen there.

@@ -6,35 +6,57 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from deploy.cli.options import PRESET, IsJson, Overrides, Preset, show_rows
-from deploy.presets import about_preset, load_config, method_names, method_of, preset_names, read_method, sources
+from deploy.cli.options import IsJson, Overrides, Preset, complete_preset, show_rows
+from deploy.presets import (
+    DEFAULT,
+    about_preset,
+    load_config,
+    method_names,
+    method_of,
+    preset_names,
+    read_method,
+    sources,
+)
 from protocol.errors import ConfigError
 
 
 def config(
-    preset: Annotated[str | None, PRESET] = None,
+    preset: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PRESET|RUN]",
+            help="Name of a preset, path of a YAML file, or a run folder.",
+            autocompletion=complete_preset,
+        ),
+    ] = None,
     overrides: Overrides = None,
     has_keys: Annotated[bool, typer.Option("--keys", help="List every key with its meaning and unit.")] = False,
     is_changed: Annotated[bool, typer.Option("--changed", help="Show only what was set.")] = False,
     is_json: IsJson = False,
 ) -> None:
-    """Show the config of a preset with overrides, and where each value comes from. --keys lists every key.
+    """Show the config of a preset with overrides, or of a run, and what set each value. --keys lists every key.
 
-    --changed shows only what the preset, a method or an override sets.
+    --changed shows only what a preset, a method, a file or an override sets.
     """
     if has_keys:
         _show_keys(preset, overrides or [], is_json=is_json)
         return
     if preset is None:
         raise ConfigError("a preset must be named, or --keys given: `flowcredit presets` lists them")
-    loaded = load_config(preset, overrides=overrides or [])
-    found = sources(preset, overrides=overrides or [])
+    if (run := Path(preset)).is_dir() and not overrides:
+        from deploy.folder.read import config_of, origin_of
+
+        loaded, origin = config_of(run), origin_of(run)
+        found = origin.sources if origin else {}
+    else:
+        loaded = load_config(preset, overrides=overrides or [])
+        found = sources(preset, overrides=overrides or [])
     fields = loaded.flat_fields()
-    rows = [{"key": key, "value": value, "source": found.get(key, "default")} for key, value in fields.items()]
-    rows = [row for row in rows if row["source"] != "default" or not is_changed]
+    rows = [{"key": key, "value": value, "source": found.get(key, DEFAULT)} for key, value in fields.items()]
+    rows = [row for row in rows if row["source"] != DEFAULT or not is_changed]
     if not is_json and (method := method_of(loaded)):
         typer.echo(f"# method {method}")
-    width = max(len(row["key"]) for row in rows)
+    width = max((len(row["key"]) for row in rows), default=0)
     show_rows(rows, lambda row: f"{row['key']:{width}}  {written(row['value'])}  # {row['source']}", is_json=is_json)
 
 

@@ -9,10 +9,10 @@ import typer
 
 from deploy.cli.options import Overrides, Preset
 from protocol.errors import ConfigError
-from protocol.ground.addresses import BOARD_VARIABLE
+from protocol.ground.addresses import BOARD_VARIABLE, secrets_among
 
-FORWARDED = ("HF_TOKEN", "WANDB_API_KEY")
-"""Variables of this machine that every job gets."""
+KEPT = (BOARD_VARIABLE, "HF_TOKEN", "WANDB_API_KEY")
+"""Variables that a run reads and that may hold a secret: a job has those of the cluster."""
 Address = Annotated[
     str | None,
     typer.Option(help="Job server, http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine."),
@@ -31,9 +31,6 @@ def submit(
         list[str] | None,
         typer.Option(help="NAME=VALUE, or NAME for this machine's value, in the job's environment; repeatable."),
     ] = None,
-    board: Annotated[
-        str | None, typer.Option(envvar=BOARD_VARIABLE, help="Address of the status board, as the cluster sees it.")
-    ] = None,
     identity: Annotated[str | None, typer.Option("--id", help="Submission id; default: Ray makes one.")] = None,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Show the log; end with the run's exit code.")] = False,
 ) -> None:
@@ -49,10 +46,15 @@ def submit(
         working_dir=working_dir,
         runtime_env=runtime_env,
         variables=_variables(env or []),
-        board=board,
         id=identity,
     )
-    submission.environment()  # finds mistakes in the input before the cluster is asked
+    sent = submission.environment()["env_vars"]  # finds mistakes in the input before the cluster is asked
+    if told := secrets_among(sent):
+        from deploy.run.inputs import TOLD
+
+        typer.echo(f"note: {', '.join(told)}: {TOLD}", err=True)
+    if kept := [name for name in KEPT if name in os.environ and name not in sent]:
+        typer.echo(f"note: {', '.join(kept)} not sent: a job has what was set where `ray start` ran", err=True)
     client = connect(address)
     job = submit_run(client, submission, address)
     at = f" --address {address}" if address else ""
@@ -92,7 +94,7 @@ def fetch(
 
 def _variables(given: list[str]) -> dict[str, str]:
     """Read `--env`; a name alone takes the value of this machine (ConfigError: it has none)."""
-    found = {name: os.environ[name] for name in FORWARDED if name in os.environ}
+    found = {}
     for each in given:
         name, equals, value = each.partition("=")
         if not name or (not equals and name not in os.environ):

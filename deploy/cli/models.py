@@ -26,7 +26,7 @@ def generate(
         int | None, typer.Option(min=1, max=10_000, help="Euler steps; default: evaluation.steps.")
     ] = None,
     height: Annotated[
-        int | None, typer.Option(min=1, help="Height in pixels; default: that of the run's evaluation.")
+        int | None, typer.Option(min=1, help="Height in pixels; default: as in the run's evaluation.")
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width in pixels; given together with --height.")] = None,
     iteration: Iteration = None,

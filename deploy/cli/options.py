@@ -18,8 +18,9 @@ def complete_preset(incomplete: str) -> list[str]:
 
 BETWEEN = "\0"
 """Stands for the `--` between two groups of runs; no run has this name."""
-PRESET = typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
-Preset = Annotated[str, PRESET]
+Preset = Annotated[
+    str, typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[int | None, typer.Option(min=0, help="Iteration of the checkpoint; default: the newest.")]
@@ -68,9 +69,7 @@ def show_rows(rows: Sequence[dict[str, Any]], line: Callable[[dict[str, Any]], s
     """Print a table.
 
     Args:
-        rows: values by column.
         line: makes a line of text from a row.
-        is_json: print JSON instead.
     """
     for text in [json.dumps(rows, indent=1)] if is_json else map(line, rows):
         typer.echo(text)
@@ -83,8 +82,6 @@ def source_and_words(
 
     Args:
         preset: the first word of the command; an override if there is no preset.
-        overrides: the words after it.
-        run: the run folder.
         other: another way to name the run, for the error.
 
     Returns:

@@ -22,9 +22,9 @@ from deploy.cli.options import (
     source_and_words,
 )
 from deploy.folder.location import found_run, placed, runs_folder
-from deploy.folder.names import CONFIG
+from deploy.folder.names import CONFIG, SUITES
 from deploy.presets import load_config, preset_names, sources
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, named_line
 
 if TYPE_CHECKING:
     from deploy.report.account import MfuPeak
@@ -88,7 +88,7 @@ def compare(
 ) -> None:
     """Compare two runs, or two groups of seeds, with intervals for the difference of their held-out scores.
 
-    The interval of two runs covers the held-out prompts, that of two groups also the training seeds.
+    The interval of two runs covers the held-out prompts; for two groups it also covers the training seeds.
     """
     from rich.console import Console
 
@@ -120,14 +120,15 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="[RUN|PRESET]",
-            help="A run folder or the name of a run in runs/, evaluated with its own config; or a preset or YAML file,"
-            " for the base model or, with --run, for a run's adapter.",
+            help="A run folder or the name of a run in runs/, evaluated with its own config; or a preset, a YAML file"
+            " or a model folder, for the base model or, with --run, for an adapter.",
             autocompletion=complete_preset,
         ),
     ] = None,
     overrides: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run whose adapter is evaluated, if the first word is a preset.")
+        Path | None,
+        typer.Option(help="Run or LoRA whose adapter is evaluated, if the first word is a preset or model."),
     ] = None,
     iteration: Iteration = None,
     is_best: IsBest = False,
@@ -140,12 +141,13 @@ def evaluate(
         list[str] | None,
         typer.Option(help="A further scorer to report, NAME or NAME=package.module:Class; repeatable."),
     ] = None,
-    is_geneval: Annotated[
-        bool,
+    suite: Annotated[
+        str | None,
         typer.Option(
-            "--geneval", help="GenEval's protocol: all kinds of prompts, 4 images of each, mean of the kinds."
+            help="A published suite's prompts, scorers and aggregate: geneval, geneval2, dpg-ours, drawbench,"
+            " partiprompts or ocr."
         ),
-    ] = False,
+    ] = None,
     diversity: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +156,11 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write evaluation.json and grid.png to, with some of the images.")
+        Path | None,
+        typer.Option(
+            help="Folder to write evaluation.json and grid.png to, with some of the images; --suite on a run writes to"
+            " RUN/suites/SUITE, which `report` shows."
+        ),
     ] = None,
     is_local: IsLocal = False,
     is_json: IsJson = False,
@@ -165,15 +171,22 @@ def evaluate(
     """
     from deploy.run.signals import run_to_end
     from deploy.tools.evaluate import assess, document, require_out, write_results
+    from deploy.tools.suites import suite_of, words_for
 
+    preset, folder, named = _subject(what, run)
+    source, words = source_and_words(preset, [*named, *(overrides or [])], folder, "or a run")
+    if suite and prompts:
+        raise ConfigError("--suite has prompts of its own, got --prompts too: leave one out")
+    others = [word for word in words if not word.startswith("rewards.")]
+    wanted = words_for(suite_of(suite), load_config(source, overrides=others)) if suite else []
+    wanted += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"] if prompts else []
+    words = [*wanted, *words]
+    config = load_config(source, overrides=[*_scorers(scorer or [], source, words), *words])
+    if out is None and suite and folder:
+        out = folder / SUITES / suite
     home = out and out.absolute()  # before a scorer changes the working folder
     if out:
         require_out(out)
-    preset, folder = _preset_and_run(what, run)
-    source, words = source_and_words(preset, overrides, folder, "or a run")
-    words = [*_scorers(scorer or [], source, words), *words]
-    added = _added(load_config(source, overrides=words), prompts, is_geneval=is_geneval)
-    config = load_config(source, overrides=[*added, *words])
     results = run_to_end(
         assess(
             config,
@@ -181,34 +194,74 @@ def evaluate(
             iteration=iteration,
             is_best=is_best,
             has_base=has_base,
+            has_start=any(word.startswith(START) for word in named),
             adapter_share=adapter_share,
             features=diversity,
             is_local=is_local,
         )
     )
     if is_json:
-        typer.echo(json.dumps(document(results, diversity), indent=1))
+        typer.echo(json.dumps(document(results, diversity, suite), indent=1))
     else:
         for line in _evaluation_lines(results, diversity):
             typer.echo(line)
     if out and home:
-        for path in write_results(results, home, diversity):
+        for path in write_results(results, home, diversity, suite):
             typer.echo(f"written   {out / path.name}", err=is_json)
 
 
-def _preset_and_run(what: str | None, run: Path | None) -> tuple[str | None, Path | None]:
-    """Tell a run from a preset; a preset's name is a preset even if a run has the same name."""
+START = "model.lora.start="
+PRESETS_OF = {
+    "StableDiffusion3Pipeline": "sd35_pickscore",
+    "FluxPipeline": "flux_pickscore",
+    "Flux2KleinPipeline": "flux2_klein_pickscore",
+    "QwenImagePipeline": "qwen_image_ocr",
+    "ZImagePipeline": "z_image_pickscore",
+}
+"""The preset that tells how a model folder of each pipeline is sampled."""
+
+
+def _subject(what: str | None, run: Path | None) -> tuple[str | None, Path | None, list[str]]:
+    """Tell what is evaluated: a preset or None, a run or None, and the overrides that name a model folder or a LoRA.
+
+    A preset's name is a preset even if a run has the same name.
+    """
+    words = []
+    if run is not None and _is_lora(run):
+        run, words = None, [f"{START}{json.dumps(str(run))}"]
+    if what is not None and (Path(what) / "model_index.json").is_file():
+        words.append(f"model.path={json.dumps(what)}")
+        what = _preset_of(Path(what))
     if run is not None:
-        return what, placed(run)
+        return what, placed(run), words
     if what is None or what in preset_names():
-        return what, None
+        return what, None, words
+    if _is_lora(Path(what)):
+        raise ConfigError(f"{what} is a LoRA: name the preset or folder of its model, and give it as --run {what}")
     is_path = "/" in what and not what.endswith((".yaml", ".yml"))
     is_run = is_path or Path(what).is_dir() or (runs_folder() / what / CONFIG).is_file()
-    return (None, found_run(what)) if is_run else (what, None)
+    return (None, found_run(what), words) if is_run else (what, None, words)
+
+
+def _is_lora(path: Path) -> bool:
+    if path.suffix == ".safetensors":
+        return True
+    return path.is_dir() and not (path / CONFIG).exists() and any(path.glob("*.safetensors"))
+
+
+def _preset_of(folder: Path) -> str:
+    try:
+        name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
+        return PRESETS_OF[name]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{folder} must hold the model_index.json of one of {', '.join(PRESETS_OF)}, got {named_line(error)}:"
+            " write a YAML file with its model section"
+        ) from None
 
 
 def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[str]:
-    """Return the overrides that stand for --scorer; they go before the words, which may set more of such a scorer."""
+    """Return the overrides that stand for --scorer; they go before the words, which may set more of a scorer."""
     named = {name: path or name for name, _, path in (entry.partition("=") for entry in entries)}
     others = [word for word in words if not word.startswith(tuple(f"rewards.{name}." for name in named))]
     held = sources(source, overrides=others)
@@ -217,21 +270,6 @@ def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[s
             raise ConfigError(f"--scorer must have a new name, got {name!r}, a reward of this config: rename it")
     given = [f"rewards.{name}.scorer={json.dumps(path)}" for name, path in named.items()]
     return given + [f"rewards.{name}.use=evaluate" for name in named]
-
-
-def _added(config: "RunConfig", prompts: Path | None, *, is_geneval: bool) -> list[str]:
-    """Return the overrides that stand for these options."""
-    added = []
-    if prompts:
-        added += [f"data.heldout={json.dumps(str(prompts))}", "data.tags=[]"]
-    if is_geneval:
-        named = [name for name, reward in config.rewards.items() if reward.scorer == "geneval"]
-        if not named:
-            raise ConfigError(
-                f"--geneval needs a reward with the scorer geneval, got {sorted(config.rewards)}: add one"
-            )
-        added += ["data.tags=[]", "evaluation.images_per_prompt=4", f"evaluation.component={named[0]}/correct"]
-    return added
 
 
 def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> Iterator[str]:

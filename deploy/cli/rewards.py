@@ -72,7 +72,7 @@ def wanted_scorers(
 
     Args:
         names: `NAME` or `NAME=package.module:Class`.
-        args: `NAME.KEY=VALUE`, arguments that override those of the config.
+        args: `NAME.KEY=VALUE`, arguments that override the config's.
         config: a YAML file with a `rewards` section that defines names.
 
     Returns:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from deploy.monitor.health import is_chance
 from deploy.monitor.summary import change_words, number, span, stages_of, step_rewards_of
 from protocol.status import ENDED, RunStatus
 
@@ -44,7 +45,8 @@ def show_run(status: RunStatus) -> RenderableType:
     facts.add_row("health", status.health)
     left = f", {span(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
-    trend = "" if rewards.trend is None else f"  ({number(rewards.trend, '+.3f')} in 10 iterations)"
+    chance = ", within chance" if is_chance(rewards) else ""
+    trend = "" if rewards.trend is None else f"  ({number(rewards.trend, '+.3f')} in 10 iterations{chance})"
     if rewards.now is not None:
         facts.add_row("reward", f"{number(rewards.now)}{trend}")
     for name, value in rewards.components.items():
@@ -53,7 +55,7 @@ def show_run(status: RunStatus) -> RenderableType:
         change = f"  ({change_words(*rewards.heldout_change)})" if rewards.heldout_change else ""
         facts.add_row("held-out score", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}{change}")
     if sizes := step_rewards_of(metrics):
-        facts.add_row("step reward", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
+        facts.add_row("|step reward|", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
     if status.credit and sizes:
         example = f" Example: {status.credit.example}" if status.credit.example else ""
         facts.add_row("credit", Text(f"{status.credit.rule}{example}", "dim"))
@@ -61,7 +63,7 @@ def show_run(status: RunStatus) -> RenderableType:
         facts.add_row(
             "update",
             f"ratio {number(metrics['train/ratio_mean'], '.4f')}  clipped {number(metrics.get('train/clip_fraction'))}"
-            f"  kl {number(metrics.get('train/approx_kl'), '.2g')}"
+            f"  approximate KL {number(metrics.get('train/approx_kl'), '.2g')}"
             f"  gradient {number(metrics.get('train/grad_norm'), '.2g')}",
         )
     if stages := stages_of(metrics):

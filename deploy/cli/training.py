@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_words
-from deploy.folder.location import default_folder, job_id, placed, runs_folder, stop_grace_s, stop_wait_s
+from deploy.folder.location import (
+    STOP_VARIABLE,
+    default_folder,
+    job_id,
+    placed,
+    runs_folder,
+    stop_grace_s,
+    stop_wait_s,
+)
 from deploy.folder.names import CONFIG
-from deploy.presets import METHOD, load_config
+from deploy.presets import METHOD, load_config, sources
 from protocol.errors import ConfigError
+from protocol.ground.addresses import EMBEDDED, OFF, without_password
 
 if TYPE_CHECKING:
     from protocol.config.run import RunConfig
@@ -82,13 +91,16 @@ def train(
     if rate:
         raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
     folder = folder or default_folder(source, config)
-    _train(config, folder, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
+    found = sources(source, overrides=words)
+    _train(config, folder, sources=found, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
 
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:
     """Train the toy world and show held-out scores and images before and after."""
-    config = load_config("toy_geneval", overrides=[*DEMO, *(overrides or [])])
-    _train(config, runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}", is_local=is_local, has_page=has_page)
+    words = [*DEMO, *(overrides or [])]
+    folder = runs_folder() / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    found = sources("toy_geneval", overrides=words)
+    _train(load_config("toy_geneval", overrides=words), folder, sources=found, is_local=is_local, has_page=has_page)
 
 
 def program() -> str:
@@ -97,7 +109,15 @@ def program() -> str:
     return called if Path(called).name == "flowcredit" and not shutil.which("flowcredit") else "flowcredit"
 
 
-def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_local: bool, has_page: bool) -> None:
+def _train(
+    config: "RunConfig",
+    folder: Path,
+    *,
+    sources: Mapping[str, str],
+    fork: Path | None = None,
+    is_local: bool,
+    has_page: bool,
+) -> None:
     from deploy.monitor.progress import Progress
     from deploy.monitor.summary import number
     from deploy.run.run import run_training
@@ -106,7 +126,15 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
     home = folder.absolute()
     if job := job_id():
         _announce_job(job, config, folder, say=progress.say)
-    outcome = run_training(config, folder=folder, fork=fork, is_local=is_local, has_page=has_page, progress=progress)
+    outcome = run_training(
+        config,
+        folder=folder,
+        fork=fork,
+        sources=sources,
+        is_local=is_local,
+        has_page=has_page,
+        progress=progress,
+    )
     if outcome.before is not None and outcome.after is not None:
         change = f" ({outcome.change})" if outcome.change else ""
         progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")
@@ -122,15 +150,20 @@ def _train(config: "RunConfig", folder: Path, *, fork: Path | None = None, is_lo
 
 
 def _announce_job(job: str, config: "RunConfig", folder: Path, *, say: Callable[[str], None]) -> None:
-    """Say where a job keeps its run, and how to stop it if Ray might kill it before its checkpoint."""
+    """Say where a job keeps its run, where it is watched, and how to stop it if Ray might kill it too early."""
+    from protocol.config.status import board_address
+
     say(f"job       {job}")
     say(f"run       {folder} on {socket.gethostname()}")
+    if (board := board_address(config.status)) == EMBEDDED:
+        say("board     only on that machine; for others set FLOWCREDIT_BOARD where `ray start` runs")
+    elif board != OFF:
+        say(f"board     {without_password(board)}")
     grace_s, needed_s = stop_grace_s(), stop_wait_s(config)
     if grace_s < config.cluster.stop_within_s:
         say(
             f"`ray job stop` kills this job after {grace_s} s, perhaps before its checkpoint: stop it with"
-            f" `flowcredit stop`, or submit it with `flowcredit submit` or RAY_JOB_STOP_WAIT_TIME_S={needed_s}"
-            " in its env_vars"
+            f" `flowcredit stop`, or set {STOP_VARIABLE}={needed_s} in its env_vars or where `ray start` runs"
         )
 
 

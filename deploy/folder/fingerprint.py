@@ -80,7 +80,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """Compute a file's sha256; above `WHOLE_MIB`, that of its size and `PIECES` pieces of 1 MiB."""
+    """Compute a file's sha256; above `WHOLE_MIB`, the sha256 of its size and `PIECES` pieces of 1 MiB."""
     size = path.stat().st_size
     if size <= WHOLE_MIB * MIB:
         return sha256_of(path)

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from deploy.folder.heldout import read_heldout
+from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.paired import fallen, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
@@ -32,7 +32,7 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
-        evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and their readings.
+        evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and the scores of their prompts.
     """
     prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
     images = np.stack([image for _, image, _ in evaluation.gallery])
@@ -48,8 +48,7 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
 def write_before_after(gallery: Path, *, first: int, last: int, diversity: str | None = None) -> Path:
     """Write `before_after.png`: the images of two evaluations side by side, each pair from the same noise.
 
-    The pairs go from the largest rise of the score to the largest fall. The title counts them, and says what all images
-    of the evaluations score.
+    The pairs go from the largest rise of the score to the largest fall. The title says what all images score.
 
     Args:
         gallery: the folder that holds both galleries.
@@ -64,42 +63,48 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
     both = [prompt for prompt in before if prompt in after]
     both.sort(key=lambda prompt: -np.nan_to_num(after[prompt][1] - before[prompt][1]))
     cells = [(prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]]) for prompt in both]
-    said = told(gallery.parent, [readings for _, _, readings in cells], first=first, last=last, diversity=diversity)
+    scores = [readings for _, _, readings in cells]
+    said = before_after_text(read_heldout(gallery.parent), scores, first=first, last=last, diversity=diversity)
     return write_grid(gallery / "before_after.png", cells, f"iteration {first} and {last}, same noise; {said}")
 
 
-def told(run: Path, shown: Sequence[Sequence[float]], *, first: int, last: int, diversity: str | None) -> str:
-    """Say what the images before and after show, and what all images of both evaluations score.
+def before_after_text(
+    held: Sequence[HeldoutScores],
+    shown: Sequence[Sequence[float]],
+    *,
+    first: int,
+    last: int,
+    diversity: str | None,
+) -> str:
+    """Say what the images of two evaluations score.
 
     Args:
-        run: the run folder.
-        shown: readings of the pairs that are shown.
+        held: the evaluations of the run.
+        shown: scores before and after of the prompts that are shown.
         first: iteration of the earlier evaluation.
         last: iteration of the later one.
         diversity: name of the reading that measures it.
 
     Returns:
-        Such as `right: 24 of 48 → 32 of 48 shown; score of all 384 images: 0.469 → 0.674`.
+        Such as `score of all 384 images: 0.469 → 0.674; diversity falls: 0.385 → 0.258`. It also has the mean of the
+        prompts shown if these are not all.
     """
+    ends = {each.iteration: each for each in held if each.iteration in (first, last)}
+    scores = [score_of(ends[iteration]) if iteration in ends else None for iteration in (first, last)]
     pairs = np.array(shown, float)
     known = pairs[np.isfinite(pairs).all(1)]
     parts = []
-    if len(known) and np.isin(known, (0, 1)).all():
-        parts.append(f"right: {known[:, 0].sum():.0f} of {len(known)} → {known[:, 1].sum():.0f} of {len(known)} shown")
-    elif len(known):
+    if len(known) and (None in scores or len(known) < len(ends[last].prompts)):
         parts.append(f"mean of the {len(known)} shown: {known[:, 0].mean():.3f} → {known[:, 1].mean():.3f}")
-    held = {each.iteration: each for each in read_heldout(run)}
-    if first in held and last in held:
-        scores = [score_of(held[iteration]) for iteration in (first, last)]
-        if None not in scores:
-            images = np.isfinite(held[last].table()).sum()
-            parts.append(f"score of all {images} images: {scores[0]:.3f} → {scores[1]:.3f}")
-        parts.append(fallen(held[first], held[last], diversity) if diversity else "")
+    if None not in scores:
+        images = np.isfinite(ends[last].table()).sum()
+        parts.append(f"score of all {images} images: {scores[0]:.3f} → {scores[1]:.3f}")
+        parts.append(fallen(ends[first], ends[last], diversity) if diversity else "")
     return "; ".join(filter(None, parts))
 
 
 def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Read the images of an evaluation: uint8 [H, W, 3] and reading (NaN: no score) by prompt.
+    """Read the images of an evaluation: uint8 [H, W, 3] and score (NaN: none) by prompt, the mean over all its images.
 
     Raises:
         ValueError: the file is missing or damaged.
@@ -139,7 +144,7 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
     known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
     is_verdict = known <= {0.0, 1.0}
     has_scores = any(readings for _, _, readings in cells)
-    legend = "green: right, red: wrong, grey: no score" if is_verdict else "score below each"
+    legend = "green: right, red: wrong, grey: no score" if is_verdict else "below each: mean over its prompt's images"
     across, high = SPACE + IMAGE * wide, IMAGE * pixels[0] / pixels[1]
     heading = _lines(f"{title} ({legend})" if has_scores else title, across * columns, size=9)
     prompts = [_lines(prompt, across - GAP, size=7) for prompt, _, _ in cells]

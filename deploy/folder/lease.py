@@ -135,7 +135,7 @@ class Lease:
                 log.warning("the lease of %s could not be renewed: %s", self._folder.parent, error)
 
     def _write(self, *, is_released: bool) -> None:
-        """Write the token, unless it is that of another run, which has begun in a new folder at the same path."""
+        """Write the token, unless it belongs to another run, which has begun in a new folder at the same path."""
         with self._writing:
             descriptor = os.open(self._folder / _name(self._token), os.O_RDWR)
             try:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deploy.folder.names import CONFIG
 from deploy.presets import find_preset
@@ -36,11 +36,20 @@ STOP_VARIABLE, STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", 3
 
 def job_id() -> str | None:
     """Return the submission id of the Ray job whose driver this process is, None outside a job."""
+    held = _of_job("metadata", "job_submission_id")
+    return held if isinstance(held, str) else None
+
+
+def job_variables() -> dict[str, str]:
+    """Return the environment variables that were sent with the Ray job whose driver this process is."""
+    return _of_job("runtime_env", "env_vars") or {}
+
+
+def _of_job(part: str, name: str) -> Any:
     try:
-        held = json.loads(os.environ.get(JOB_VARIABLE, ""))["metadata"]["job_submission_id"]
+        return json.loads(os.environ.get(JOB_VARIABLE, ""))[part][name]
     except (ValueError, KeyError, TypeError):
         return None
-    return held if isinstance(held, str) else None
 
 
 def runs_folder() -> Path:
@@ -83,7 +92,7 @@ def placed(run: Path) -> Path:
 def found_run(run: str) -> Path:
     """Return the folder of a run, given its path or its name in the folder of runs.
 
-    A folder without a config, such as that of `flowcredit init`, does not hide a run of its name.
+    A folder without a config, such as `flowcredit init` makes, does not hide a run of its name.
 
     Raises:
         RunFolderError: there is none.

@@ -25,7 +25,7 @@ class Outline:
     """The offsets of the complete lines of a file, and the lines that a summary of the run needs."""
 
     offsets: Sequence[int]
-    """Offset of each line in bytes, then that of the end of the last line."""
+    """Offset of each line in bytes, then the end of the last line."""
     lines: list[Numbered]
     """The first and the newest evaluation and the `NEWEST` newest iterations, oldest first; damaged ones left out."""
 

@@ -72,7 +72,7 @@ class Mirror:
             raise self._unreadable(error) from error
 
     def pull(self, run: Path) -> None:
-        """Fill an empty run folder with the newest whole copy, and with those that pruning keeps.
+        """Fill an empty run folder with the newest whole copy, and with the copies that pruning keeps.
 
         A store without copies fills nothing; damaged copies are reported and skipped.
 

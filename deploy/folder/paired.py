@@ -28,7 +28,7 @@ class Difference(Document):
     high: float
     prompts: int
     has_seeds: bool = False
-    """Whether the interval covers the choice of training seeds, not only that of prompts."""
+    """Whether the interval covers the choice of training seeds, not only of prompts."""
 
     def __str__(self) -> str:
         return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
@@ -58,10 +58,10 @@ def paired_difference(
     """Compare evaluations of the same prompts from the same noise.
 
     Args:
-        before: evaluations to pool, for example those of several runs.
+        before: evaluations to pool, for example of several runs.
         after: evaluations of the same prompts to pool and compare with those.
         tag: kind of prompts; None for the mean over all kinds.
-        name: of the readings; by default those that make the held-out score.
+        name: of the readings; by default the readings that make the held-out score.
 
     Returns:
         The difference with its 95 % interval; None if a kind has no score.

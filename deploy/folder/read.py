@@ -48,11 +48,13 @@ class Fork(Document):
 
 
 class Origin(Document):
-    """The content of `origin.json`: how a run began."""
+    """The content of `origin.json`: how a run began, and what set its config."""
 
     versions: dict[str, str]
-    """Our version, Python's and those of libraries."""
+    """Versions of ours, of Python and of libraries."""
     fork: Fork | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+    """What set each key of the config, see `deploy.presets.sources`; a key that is left out has its default."""
 
 
 def origin_of(run: Path) -> Origin | None:

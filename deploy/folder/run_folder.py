@@ -46,11 +46,13 @@ from deploy.folder.read import (
     config_of,
     evaluation_scores,
     lines_of,
+    origin_of,
     parsed_config,
     peaks_of,
     require_fork_of,
     require_same,
 )
+from deploy.presets import DEFAULT
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
@@ -64,13 +66,17 @@ Say = Callable[[str], None]
 class RunFolder:
     """The folder of one run; `open_run_folder` makes it, and only the process that holds it open writes."""
 
-    def __init__(self, path: Path, config: RunConfig, fork: Fork | None = None) -> None:
+    def __init__(
+        self, path: Path, config: RunConfig, fork: Fork | None = None, sources: Mapping[str, str] | None = None
+    ) -> None:
         """
         Args:
             fork: the run that this one begins from; None for a run of its own.
+            sources: what set each key of the config, see `Origin`.
         """
         self.path = path
         self.fork = fork
+        self._sources = dict(sources or {})
         self.config = config
         self.checkpoints = path / CHECKPOINTS
         self.gallery = path / GALLERY
@@ -108,9 +114,7 @@ class RunFolder:
                 write_whole(self.path / INPUTS, json.dumps(input_digests(self.config), indent=1))
             else:
                 _require_same_inputs(self.path, self.config)
-            if not is_begun or not (self.path / ORIGIN).exists():
-                origin = Origin(versions=library_versions(), fork=self.fork)
-                write_whole(self.path / ORIGIN, origin.model_dump_json(indent=1))
+            self._write_origin(origin_of(self.path) if is_begun else None)
             first = None
             if start and not by_iteration(self.checkpoints):
                 (self.path / FILLING).touch()
@@ -120,6 +124,19 @@ class RunFolder:
             if first:
                 self._push(first)
             self._log = _log_to(self.path / LOG)
+
+    def _write_origin(self, held: Origin | None) -> None:
+        """Write how the run began; in one that is resumed, only what set the values that differ now."""
+        if held is None:
+            origin = Origin(versions=library_versions(), fork=self.fork, sources=self._sources)
+        else:
+            is_filled = not (self.path / CONFIG).exists()  # from a copy; its config comes last
+            now = self.config.flat_fields()
+            before = now if is_filled else config_of(self.path).flat_fields()
+            changed = {key: self._sources.get(key, DEFAULT) for key in now if now[key] != before.get(key)}
+            origin = held.model_copy(update={"sources": held.sources | changed})
+        if origin != held:
+            write_whole(self.path / ORIGIN, origin.model_dump_json(indent=1))
 
     def close(self) -> None:
         """End the log and release the leases."""
@@ -331,18 +348,20 @@ def open_run_folder(
     *,
     fork: Fork | None = None,
     start: LearnerState | None = None,
+    sources: Mapping[str, str] | None = None,
     say: Say = log.warning,
 ) -> RunFolder:
-    """Make a new run folder, or open that of a run with an equal config in order to continue it; the caller closes it.
+    """Make a new run folder, or open the folder of a run with an equal config to continue it; the caller closes it.
 
     Args:
         fork: the adapter of another run with which a new run begins.
+        sources: what set each key of the config, see `Origin`.
 
     Raises:
         RunFolderError: the folder cannot be written, is in use, holds something else, or belongs to another config
             (the keys are listed).
     """
-    folder = RunFolder(path, config, fork)
+    folder = RunFolder(path, config, fork, sources)
     with folder.writing():
         require_own(path)
         is_run = (path / CONFIG).exists()

@@ -6,6 +6,7 @@ project's packages if they are not in that directory.
 
 import logging
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,19 @@ from deploy.folder.location import RUNS_VARIABLE, STOP_VARIABLE, job_name, stop_
 from deploy.presets import PRESETS, find_preset, load_config, preset_files, read_tree
 from flowcredit.packages import PACKAGES as OURS
 from protocol.errors import ConfigError, one_line
-from protocol.ground.addresses import BOARD_VARIABLE
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+log = logging.getLogger(__name__)
 ROOT = PRESETS.parents[1]
 """The folder that holds the project's packages."""
 PACKAGES = ("flowcredit", *OURS)
-EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "__pycache__/")
-"""Files of a working directory that are not sent, besides those that its .gitignore and .rayignore name."""
+EXCLUDES = ("/runs/", "/images/", ".git/", ".venv/", "venv/", "__pycache__/")
+"""Files of a working directory that are not sent, besides what its .gitignore and .rayignore name."""
+MIB = 1024**2
+ZIP_BYTES = 76
+"""What a zip archive stores about a file, besides its name twice; Ray does not compress."""
 
 CHATTY = ("ray", "ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk")
 """Loggers of Ray that set their own levels."""
@@ -45,7 +49,6 @@ class Submission:
     """YAML file of a Ray runtime environment to extend: pip, conda, image_uri …"""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the job."""
-    board: str | None = None
     id: str | None = None
     """Submission id; Ray makes one for None."""
 
@@ -72,19 +75,19 @@ class Submission:
         """Return the runtime environment of the job.
 
         Raises:
-            ConfigError: there is no such working directory, the preset is outside it, or the config or the file of the
-                environment is wrong.
+            ConfigError: there is no such working directory, it is too large, the preset is outside it, or the config
+                or the file of the environment is wrong.
         """
         if not self.working_dir.is_dir():
             raise ConfigError(f"--working-dir must be a folder, got {self.working_dir}")
         config = load_config(self._local_preset(), overrides=self.overrides)
         base = self._given_environment()
         variables = {STOP_VARIABLE: str(stop_wait_s(config))} | base.get("env_vars", {})
-        if self.board:
-            variables[BOARD_VARIABLE] = self.board
+        excludes = [*EXCLUDES, *base.get("excludes", ())]
+        _require_small(self.working_dir.resolve(), excludes)
         made = {
             "working_dir": str(self.working_dir.resolve()),
-            "excludes": [*EXCLUDES, *base.get("excludes", ())],
+            "excludes": excludes,
             "env_vars": variables | dict(self.variables),
         }
         if not (self.working_dir / "flowcredit" / "start.py").is_file():
@@ -101,7 +104,7 @@ class Submission:
         return base
 
     def _local_preset(self) -> Path:
-        """Find the preset; the user's own, and those that it extends, must be in the working directory.
+        """Find the preset; the user's own, with all that it extends, must be in the working directory.
 
         Raises:
             ConfigError: one is not.
@@ -124,6 +127,32 @@ class Submission:
         return ConfigError(
             f"the preset must be a path in the working directory {self.working_dir.resolve()}, got {path}:"
             " only that directory is sent with the job"
+        )
+
+
+def _require_small(folder: Path, excludes: list[str]) -> None:
+    """Check that Ray's job server takes the files of a working directory.
+
+    Raises:
+        ConfigError: they are too large.
+    """
+    from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes  # Ray has no public function for this
+
+    sizes: Counter[str] = Counter()
+
+    def count(path: Path) -> None:
+        if path.is_file():
+            name = path.relative_to(folder)
+            sizes[name.parts[0]] += path.stat().st_size + ZIP_BYTES + 2 * len(str(name))
+
+    _dir_travel(folder, [_get_excludes(folder, excludes)], count, include_gitignore=True, logger=log)
+    if sizes.total() > DASHBOARD_CLIENT_MAX_SIZE:
+        largest = ", ".join(f"{name} ({size / MIB:.0f} MiB)" for name, size in sizes.most_common(3))
+        raise ConfigError(
+            f"the working folder {folder} must have at most {DASHBOARD_CLIENT_MAX_SIZE / MIB:.0f} MiB, which is all"
+            f" that Ray takes with a job, got {sizes.total() / MIB:.0f} MiB: name what the job does not need in its"
+            f" .rayignore; largest: {largest}"
         )
 
 
@@ -164,7 +193,6 @@ def submit_run(client: "JobSubmissionClient", submission: Submission, address: s
     """Submit a run.
 
     Args:
-        submission: the command and its environment.
         address: address of the cluster, for the error.
 
     Raises:

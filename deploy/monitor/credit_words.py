@@ -90,10 +90,10 @@ def _tree() -> tuple[str, str]:
 
 def _calibrated_tree() -> tuple[str, str]:
     return (
-        "Only finished images are scored, relative to the mean of the prompt's group. A step earns the mean of all"
-        " images whose trajectories share it, minus a share of the mean of the images that left the same state by other"
-        " steps, since these show how good the state already was. The share is the slope of a regression of the"
-        " first mean on the second, for each step of an iteration (credit/step_K_slope).",
+        "Only finished images are scored; their rewards count relative to the mean of the prompt's group. A step earns"
+        " the mean of all images whose trajectories share it, minus a fraction of the mean of the images that left the"
+        " same state by other steps: these show how good the state already was. The fraction is the slope of a"
+        " regression of the first mean on the second, for each step of an iteration (credit/step_K_slope).",
         "The group's mean is 0.667 and the slope is 0.559. Two trajectories part at a step; their images have rewards"
         " of 1 and 0, which is +0.333 and −0.667 relative to the group. The first step earns"
         " 0.333 − 0.559 × (−0.667) = +0.706, the second −0.667 − 0.559 × 0.333 = −0.853.",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deploy.monitor.summary import change_words
-from protocol.status import ENDED, RunStatus
+from protocol.status import ENDED, Rewards, RunStatus
 
 TREND_ERRORS = 2
 """Standard errors that a trend must exceed to count in a sentence."""
@@ -44,7 +44,6 @@ class Reading:
         """Date a status that was read just now.
 
         Args:
-            status: the status.
             now: the reader's clock.
             earlier: the run's previous reading.
         """
@@ -106,7 +105,7 @@ def sentence_of(status: RunStatus) -> str:
     if status.phase == "starting":
         return "Starting: actors load their models; the first iteration begins when each pool has one."
     if status.phase == "paused":
-        return f"Paused after iteration {status.iteration}: the actors are held until it is resumed."
+        return f"Paused after iteration {status.iteration}: actors stay reserved until it is resumed."
     if status.phase == "stopping":
         return "Stopping: the run ends after the update in progress, with a checkpoint."
     parts = (_blocked(status),) if _blocked(status) else (_learning(status), _slow_side(status), _attention(status))
@@ -131,9 +130,14 @@ def _learning(status: RunStatus) -> str:
     if rewards.trend is None:
         return f"Too early to tell: a trend needs {TREND_LEAST} iterations, {status.iteration} are done"
     change = f"reward {_signed(rewards.trend)} in 10 iterations"
-    if abs(rewards.trend) <= TREND_ERRORS * (rewards.trend_error or 0.0):
-        return f"Flat: {change}, no more than chance"
+    if is_chance(rewards):
+        return f"Flat: {change}, within chance"
     return f"Learning: {change}" if rewards.trend > 0 else f"Falling: {change}"
+
+
+def is_chance(rewards: Rewards) -> bool:
+    """Return whether the trend may be chance."""
+    return rewards.trend is not None and abs(rewards.trend) <= TREND_ERRORS * (rewards.trend_error or 0.0)
 
 
 def _slow_side(status: RunStatus) -> str:

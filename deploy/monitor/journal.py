@@ -17,7 +17,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,13 @@ from protocol.errors import FlowcreditError, LeaseLostError, RunFolderError, one
 from protocol.ground.files import append_whole, by_iteration
 from protocol.messages import LearnerState
 from protocol.ports import Metrics
-from protocol.status import Condition
+from protocol.status import ActorStatus, Condition
 
 log = logging.getLogger(__name__)
 RUN_FAILED = "RunFailed"
 """Reason of a condition that ends the run: its message is also the last line of the run on the terminal."""
+ACTORS_RECORDED = 8
+"""Most actors of a kind whose usage is in `metrics.jsonl`; the status has all."""
 IN_JOURNAL = "is_in_journal"
 """Attribute of the log records of conditions and events: the listeners have received them already."""
 
@@ -68,6 +71,8 @@ class RunJournal:
 
     def __init__(self, run: RunFolder, *listeners: Listener) -> None:
         self.iteration = 0
+        self.actors: Callable[[], Sequence[ActorStatus]] = tuple
+        """Describes the run's actors: what they use joins the numbers of an iteration."""
         self._run = run
         self._listeners: list[Listener] = [EventLog(run), *listeners]
         self._conditions: dict[str, Condition] = {}
@@ -98,6 +103,8 @@ class RunJournal:
     async def record(self, iteration: int, metrics: Metrics) -> None:
         self.iteration = iteration
         line = {"iteration": iteration, **metrics}
+        with harmless("what the actors use is not recorded"):
+            line |= usage_of(self.actors())
         await asyncio.to_thread(self._append, line)
         log.info("iteration %d done, reward %.4f", iteration, metrics["reward/mean"])
         self._pass_on(lambda listener: listener.recorded(iteration, line))
@@ -201,6 +208,24 @@ def is_news(now: Condition, before: Condition | None) -> bool:
     if before is None:
         return now.status != "True"
     return (now.status, now.reason) != (before.status, before.reason)
+
+
+def usage_of(actors: Sequence[ActorStatus]) -> dict[str, float]:
+    """Return what the first actors of each kind use, by the names of docs/metrics.md."""
+    seen = Counter[str]()
+    found: dict[str, float | None] = {}
+    for actor in actors:
+        seen[actor.kind] += 1
+        if seen[actor.kind] <= ACTORS_RECORDED:
+            held = actor.usage
+            found[f"usage/{actor.name}/memory_gib"] = _gib(held.memory_bytes)
+            found[f"usage/{actor.name}/gpu_memory_gib"] = _gib(held.gpu_memory_bytes)
+            found[f"usage/{actor.name}/gpu_share"] = held.gpu_share
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else round(size / 2**30, 3)
 
 
 @contextmanager

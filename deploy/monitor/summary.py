@@ -22,7 +22,7 @@ Values = Mapping[str, float | None]
 
 
 def is_iteration(line: MetricLine) -> bool:
-    """Return whether a line is that of an iteration; all others are of evaluations."""
+    """Return whether a line belongs to an iteration; all others belong to evaluations."""
     return "reward/mean" in line.values
 
 

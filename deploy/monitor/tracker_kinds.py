@@ -132,7 +132,7 @@ class WeightsAndBiases:
         self._run.log({**values, "iteration": iteration})
 
     def show(self, iteration: int, images: Sequence[Shown]) -> None:
-        """Log images: those of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
+        """Log the images of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
         import wandb
         from PIL import Image
 
@@ -174,7 +174,8 @@ class MLflow:
     def log(self, iteration: int, values: Values) -> None:
         """Log one line; MLflow's step is the iteration."""
         now = int(1000 * time.time())
-        metrics = [self._metric(name, float(value), now, iteration) for name, value in values.items()]
+        named = {_one_slash(name): float(value) for name, value in values.items()}
+        metrics = [self._metric(name, value, now, iteration) for name, value in named.items()]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
@@ -189,6 +190,12 @@ class MLflow:
     def close(self) -> None:
         """Mark the run as finished; a resumed run is marked as running again."""
         self._client.set_terminated(self._run, "FINISHED")
+
+
+def _one_slash(name: str) -> str:
+    """Write a metric's name for MLflow, whose file store cannot hold both `reward/geneval` and a name below it."""
+    first, slash, rest = name.partition("/")
+    return first + slash + rest.replace("/", ".")
 
 
 def parameters_of(config: RunConfig) -> dict[str, bool | int | float | str]:

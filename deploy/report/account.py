@@ -37,7 +37,7 @@ class Rates:
     gpus: float
     """Number of GPUs that the run reserves."""
     scored: float | None
-    """Images decoded and scored per second, including those of completed points."""
+    """Images decoded and scored per second, completed points included."""
     evaluations: float | None
     """Rows through the transformer per second, in rollout and learner together."""
     mfu: float | None

@@ -113,7 +113,7 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
                 hidden = "\u200b" if group.label.startswith("_") else ""  # a legend leaves such labels out
                 _band(axes, series, index, label=hidden + group.label, has_marks=of == "evaluations")
         axes.set_xlabel("iteration" if by == "iteration" else "training seconds")
-        _finish(axes, has_legend=len(drawn) > 1)
+        _finish(axes)
 
     return Chart(f"{name} by {by}", draw)
 
@@ -137,7 +137,7 @@ def step_reward_lines(group: Group) -> Chart | None:
                 **_marks(x),
             )
         axes.set_xlabel("iteration")
-        _finish(axes, has_legend=True)
+        _finish(axes)
 
     return Chart(f"mean absolute step reward, {group.name}", draw)
 
@@ -216,7 +216,7 @@ def side_bars(group: Group, sides: Mapping[str, Sequence[str]]) -> Chart | None:
                 axes.bar(left, seconds, width, bottom=below, align="edge", color=_cycled(drawn), label=part)
                 below, drawn = below + seconds, drawn + 1
         axes.set(xlabel="iteration", ylabel="seconds")
-        _finish(axes, has_legend=True)
+        _finish(axes)
 
     return Chart(f"seconds of each side, {group.name}", draw)
 
@@ -279,7 +279,7 @@ def _thinned(x: np.ndarray, y: np.ndarray, most: int) -> Series:
     return np.array([x[part].mean() for part in parts]), np.array([y[part].mean() for part in parts])
 
 
-def _finish(axes: Axes, *, has_legend: bool) -> None:
+def _finish(axes: Axes) -> None:
     axes.grid(axis="y")
     drawn = [line.get_xdata() for line in axes.lines]
     if drawn and len(points := np.unique(np.concatenate(drawn))) == 1:
@@ -287,10 +287,9 @@ def _finish(axes: Axes, *, has_legend: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
-    if has_legend:
-        labels = axes.get_legend_handles_labels()[1]
-        columns = 3 if max(map(len, labels), default=0) < 16 else 1
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.6)
+    labels = axes.get_legend_handles_labels()[1]
+    columns = 3 if max(map(len, labels), default=0) < 16 else 1
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.6)
 
 
 def _cycled(index: int) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from deploy.folder.gallery import read_gallery, told
+from deploy.folder.gallery import before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.folder.paired import Difference
+from deploy.folder.suites import read_suites
 from deploy.monitor.credit_words import words_of
 from deploy.monitor.summary import STAGE, number
 from deploy.presets import method_of
@@ -29,15 +30,15 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MARK = '<meta name="generator" content="flowcredit report">'
 """Identifies a report of ours, near the beginning of the file."""
 DIAGNOSTICS = {
-    "train/approx_kl": "KL: mean of half the squared log ratio",
-    "train/reference_kl": "KL to the model without adapter",
+    "train/approx_kl": "approximate KL: mean of half the squared log ratio",
+    "train/reference_kl": "reference KL: to the model without adapter",
     "train/ratio_mean": "mean ratio between learner and rollout",
-    "train/clip_fraction": "share of clipped pairs",
+    "train/clip_fraction": "clip fraction: share of clipped pairs",
     "train/old_distance_mean": "distance between the velocities of the trained adapter and of `old`",
     "train/loss": "loss",
     "train/grad_norm": "gradient norm before clipping",
     "reward/group_std": "spread: std of rewards within a group",
-    "group/zero_variance": "share of groups without any advantage",
+    "group/zero_variance": "groups without contrast: share in which every advantage is 0",
     "reward/missing": "images without a score",
 }
 MOST_PAIRS = 48
@@ -180,6 +181,7 @@ def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
         trajectories=[(group, chosen_of(group)) for group in groups],
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
         kinds=[kind for group in groups for kind in kinds_of(group)],
+        suites=[score for run in runs for score in read_suites(run.path)],
         pairs=[(group, *pairs_of(group)) for group in groups],
         differences=differences(groups),
         configs=[(group, group.runs[0].config.to_yaml()) for group in groups],
@@ -214,7 +216,7 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
     """Return images of the first and of the newest evaluation of a group's first run with two galleries.
 
     Returns:
-        A text that names the run, both iterations and the choice; and the pairs whose score changed most, as titled
+        A text that names the run, both iterations and the choice; and the prompts whose score changed most, as titled
         lists: the rises with the largest first, the falls with the largest first, and pairs without a change.
     """
     for run in group.runs:
@@ -241,8 +243,13 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
         readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
-        said = told(run.path, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading)
-        where = f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), one image of each prompt: {said}."
+        said = before_after_text(
+            run.heldout, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading
+        )
+        where = (
+            f"{run.name}, iteration {ends[0]} (left) and {ends[-1]} (right), the first image of each prompt, below it"
+            f" the mean score of all its images; {said}."
+        )
         if len(shown) < len(both):
             where += f" The {len(shown)} prompts whose score changed most are shown."
         return where, parts

@@ -33,7 +33,7 @@ NO_TASK_EVENTS = {"task_events_report_interval_ms": 0}
 """Ray's own config of a local cluster. Ray's server would grow by the events of the newest 100,000 calls, which only a
 dashboard shows; a local cluster has none."""
 NO_EARLY_WORKERS = {"prestart_worker_first_driver": False}
-"""The same where workers are forks: those that Ray starts before it is asked for one would be none."""
+"""The same where workers are forks: a worker that Ray starts before it is asked for one would be none."""
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.folder.location import job_variables
 from deploy.monitor.trackers import check_trackers
 from flow.models.completed import require_revisions
 from flow.models.located import Located, locate
@@ -11,10 +12,16 @@ from learner.loop.evaluate import require_own_names
 from protocol.config.cluster import cluster_address
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
+from protocol.ground.addresses import secrets_among
 from protocol.messages import Prompt
 from protocol.prompts import as_table, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
+TOLD = (
+    "Ray writes env_vars to its logs on every node and shows them in `ray job list`: leave them out, and set secrets"
+    " where `ray start` runs (docs/cluster.md, Secrets)"
+)
+"""What a user who sends a secret is told."""
 MOST_DRAWS = 20
 """Draws of each training prompt in a run above which the run warns."""
 
@@ -151,6 +158,8 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """
     from flow.models.text import overlong
 
+    if told := _secrets_told(config):
+        yield "SecretsKept", f"{told}: {TOLD}"
     if both := overlap(inputs.prompts, inputs.heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
     for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
@@ -162,7 +171,7 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
         yield (
             "PromptsEnough",
             f"each of the {different} training prompts is drawn {draws:,.0f} times, so the model may learn them by"
-            " heart: give data.train more prompts, such as those of `flowcredit prompts` (docs/prompts.md)",
+            " heart: give data.train more prompts, for instance by `flowcredit prompts` (docs/prompts.md)",
         )
     model = config.model
     negative = [prompt.negative for prompt in inputs.all_prompts if prompt.negative.strip()]
@@ -195,6 +204,18 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
             f" {', '.join(map(shown, longer[:3]))}: shorten them, or raise model.max_sequence_length if the model uses"
             " it",
         )
+
+
+def _secrets_told(config: RunConfig) -> str:
+    """Name the secrets that Ray is told, with where they are; empty if there are none."""
+    sent = {"the job's env_vars": job_variables()}
+    sent |= {
+        f"rewards.{name}.runtime_env": reward.runtime_env.get("env_vars") or {}
+        for name, reward in config.rewards.items()
+        if reward.runtime_env
+    }
+    found = [f"{', '.join(names)} in {where}" for where, held in sent.items() if (names := secrets_among(held))]
+    return " and ".join(found)
 
 
 def gpu_problems(config: RunConfig) -> Iterator[InputError]:

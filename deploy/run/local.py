@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from actors.pool.usage import usage
 from deploy.run.unfinished import leave
 from flow.device import KERNELS, computing, device_of, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
@@ -174,6 +175,7 @@ class LocalFleet(Mixture):
                 adapter_digest=digest[:12] if digest and not name.startswith("reward/") else None,
                 last_seen=time.time(),
                 calls=calls,
+                usage=usage(),
             )
             for name, calls in self._calls.items()
         ]

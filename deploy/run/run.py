@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,7 @@ def run_training(
     fork: Path | None = None,
     is_local: bool,
     progress: Progress,
+    sources: Mapping[str, str] | None = None,
     has_page: bool = False,
     stop: StopRequest | None = None,
 ) -> Outcome:
@@ -85,6 +86,7 @@ def run_training(
 
     Args:
         fork: another run's folder; a new run begins with its newest adapter, at iteration 0 with a new optimizer.
+        sources: what set each key of the config, see `deploy.presets.sources`.
         has_page: serve the run's page on loopback during the run.
 
     Raises:
@@ -105,7 +107,7 @@ def run_training(
         if origin:
             progress.say(f"fork of {origin.run} at iteration {origin.iteration}")
         start = LearnerState(iteration=0, adapter=adapter, optimizer={}) if adapter else None
-        run = open_run_folder(folder, config, fork=origin, start=start, say=progress.say)
+        run = open_run_folder(folder, config, fork=origin, start=start, sources=sources, say=progress.say)
         try:
             return _run(
                 PreparedRun(
@@ -167,6 +169,7 @@ async def _train(prepared: PreparedRun, journal: RunJournal, resume_from: Learne
         asked = [*drawn_prompts(prepared.inputs.prompts, groups, seed=config.seed), *prepared.inputs.heldout]
         await encode_ahead(config, asked, is_local=prepared.is_local, say=progress.say)
         fleet = _fleet(config, journal, is_local=prepared.is_local)
+        journal.actors = fleet.actors
         try:
             async with Observed(run, fleet, journal, stop) as observed:
                 if prepared.has_page and (address := observed.open_page()):

@@ -26,7 +26,6 @@ def write_card(run: Path, folder: Path, *, iteration: int | None = None, name: s
     """Write the card of a checkpoint, and images before and after training if the run has both, into `folder`.
 
     Args:
-        run: the run folder.
         folder: an existing folder.
         iteration: iteration of the checkpoint; None takes the newest.
         name: the LoRA's repository; None for a folder that holds a whole model.
@@ -59,7 +58,6 @@ def push(run: Path, repository: str, *, iteration: int | None, dtype: str | None
     """Upload the LoRA of a run with its card to a model repository of the hub, which is made if it does not exist.
 
     Args:
-        run: the run folder.
         repository: `OWNER/NAME`. HF_TOKEN, or the token of `hf auth login`, must be allowed to write there.
         iteration: as in `export_lora`.
         dtype: as in `export_lora`.

@@ -64,7 +64,7 @@ class Evaluations:
     point_flops: float = 0.0
     """Operations to decode a completed point, by the tiny decoder if there is one."""
     decoding_flops: float = 0.0
-    """Operations for all decoded images, including those of a tiny decoder."""
+    """Operations for all decoded images, a tiny decoder's included."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
     """Estimate the cost of a config; only the config files of its model are read.
 
     Args:
-        config: config of the run.
         prompts: number of prompts of the run; each model process keeps embeddings of at most `KEPT_PROMPTS` of them.
 
     Returns:
@@ -140,7 +139,6 @@ def estimate_of(
     """Estimate the cost of a config with a model whose components were made under `fake`.
 
     Args:
-        config: config of the run.
         backbone: the model without an adapter; this function attaches one.
         encoders: text encoders of the model; none with an embedding cache.
         adapter: rank, alpha and targets of the adapter.
@@ -189,12 +187,14 @@ def estimate_of(
             *(each.peak for each in shown),
         ),
     }
+    means = sum([config.is_forward, config.learner.average.decay > 0])
     learner = {
         **static,
         **({"context": CONTEXT} if config.cluster.learner.gpus else {}),
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
         **({"running mean": 4 * trained} if config.learner.average.decay else {}),
+        **({"state before the update": (2 + means) * 4 * trained} if config.cluster.learner.gpus else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }
@@ -218,7 +218,6 @@ def recounted(config: RunConfig, found: Estimate) -> Estimate:
     """Count the evaluations of another config of the same model and image size; its memory is not estimated.
 
     Args:
-        config: the other config.
         found: estimate of the first config, by `estimate`.
 
     Returns:
@@ -266,10 +265,9 @@ class ShardCounts:
     images: int
     """Images that the first shard decodes."""
     later_rows: float
-    """Rows in every other shard of the group, which refers to the point that all members share; the mean of shards that
-    explore different steps."""
+    """Rows of each later shard (it reuses the first shard's shared point), averaged over windows."""
     later_images: int
-    """Images that every other shard decodes."""
+    """Images that each later shard decodes."""
     pairs: tuple[int, ...]
     """Pairs of the shard at each stochastic step: its members, or its branches in a tree."""
     states: tuple[int, ...]
@@ -354,10 +352,9 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
 def count_evaluations(
     config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
 ) -> Evaluations:
-    """Compute the counts of an iteration from those of a shard.
+    """Compute the counts of an iteration from a shard's.
 
     Args:
-        config: config of the run.
         shard: counts from `count_shard`.
         forward: operations of one evaluation, from `pass_cost`.
         gradient: cost of the forward and backward of one pair as a number of forwards, from `pass_cost`.
@@ -482,7 +479,6 @@ def pass_of(backbone: PipelineBackbone, rows: int, *, has_gradient: bool, device
         backbone: the model, with its adapter.
         rows: number of rows of the forward.
         has_gradient: whether a backward of the mean square follows.
-        device: device of the model.
 
     Returns:
         A function that computes it on each call.
@@ -522,7 +518,7 @@ def pass_cost(backbone: PipelineBackbone, rows: int, *, has_gradient: bool) -> P
 def _evaluation_costs(
     config: RunConfig, backbone: PipelineBackbone, shard: ShardCounts, training: tuple[PassCost, PassCost]
 ) -> tuple[PassCost, PassCost]:
-    """Return the costs of a forward and of a decoding in an evaluation; those of `training` if it is no larger."""
+    """Return the costs of a forward and of a decoding in an evaluation; `training`'s if it is no larger."""
     batch, model = config.evaluation.batch, config.model
     rows, images = min(model.forward_batch or batch, batch), min(model.decode_batch or batch, batch)
     if not config.evaluation.size and rows <= shard.largest_forward and images <= shard.largest_decoding:

@@ -16,6 +16,7 @@ from deploy.folder.gallery import write_grid
 from deploy.folder.heldout import HeldoutScores, heldout_of
 from deploy.folder.paired import Difference, paired_difference
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
+from deploy.folder.suites import ADAPTER, ALL_KINDS, BASE, JSON
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
 from flow.maths.hybrid import first_steps
@@ -26,8 +27,6 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from protocol.ground.files import write_whole, writing
 from protocol.messages import Adapter, Prompt
-
-BASE, ADAPTER = "base", "adapter"
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ async def assess(
     iteration: int | None = None,
     is_best: bool = False,
     has_base: bool = False,
+    has_start: bool = False,
     adapter_share: float = 1.0,
     features: str | None = None,
     is_local: bool = False,
@@ -99,6 +99,8 @@ async def assess(
         run: the run folder; None evaluates only the base model.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
+        has_base: evaluate the base model too.
+        has_start: evaluate the LoRA of `model.lora.start`; then `run` is None.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
             (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
@@ -112,7 +114,7 @@ async def assess(
     """
     if is_best and (run is None or iteration is not None):
         raise ConfigError("--best takes the best checkpoint of a run: name a run, and leave --iteration out")
-    if run is None and adapter_share != 1:
+    if run is None and not has_start and adapter_share != 1:
         raise ConfigError("--adapter-share is the share of a run's adapter: name a run, or leave the option out")
     first = first_steps(adapter_share, config.evaluation.steps)
 
@@ -133,8 +135,9 @@ async def assess(
     config, heldout, adapter, diversity = await asyncio.to_thread(checked)
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
-        # The first adapter may be that of model.lora.start.
-        adapters = {BASE: without(await fleet.first_adapter())} if has_base or adapter is None else {}
+        first_one = await fleet.first_adapter()  # perhaps that of model.lora.start
+        adapter = first_one if has_start else adapter
+        adapters = {BASE: without(first_one)} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter
         results = []
@@ -163,14 +166,15 @@ def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
     if len(results) < 2:
         return {}
     base, adapter = (each.scores for each in results)
-    kinds = {"all kinds": None} | {tag: tag for tag in dict.fromkeys(base.tags)}
+    kinds = {ALL_KINDS: None} | {tag: tag for tag in dict.fromkeys(base.tags)}
     found = {name: paired_difference([base], [adapter], tag=tag) for name, tag in kinds.items()}
     return {name: each for name, each in found.items() if each}
 
 
-def document(results: Sequence[Assessed], features: str | None = None) -> dict[str, Any]:
+def document(results: Sequence[Assessed], features: str | None = None, suite: str | None = None) -> dict[str, Any]:
     """Return all results of an evaluation for JSON; `features` is the CLIP that measured the diversity."""
     return {
+        "suite": suite,
         "diversity_features": features,
         "results": [
             {
@@ -194,7 +198,7 @@ def document(results: Sequence[Assessed], features: str | None = None) -> dict[s
     }
 
 
-JSON, GRID = "evaluation.json", "grid.png"
+GRID = "grid.png"
 
 
 def require_out(out: Path) -> None:
@@ -206,7 +210,9 @@ def require_out(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
 
 
-def write_results(results: Sequence[Assessed], out: Path, features: str | None = None) -> tuple[Path, Path]:
+def write_results(
+    results: Sequence[Assessed], out: Path, features: str | None = None, suite: str | None = None
+) -> tuple[Path, Path]:
     """Write `evaluation.json` and `grid.png`, which shows images of base and adapter side by side.
 
     Raises:
@@ -218,5 +224,5 @@ def write_results(results: Sequence[Assessed], out: Path, features: str | None =
         for row in zip(*galleries, strict=True)
     ]
     with writing(out, "--out"):
-        write_whole(out / JSON, json.dumps(document(results, features), indent=1))
+        write_whole(out / JSON, json.dumps(document(results, features, suite), indent=1))
         return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))

@@ -53,7 +53,7 @@ def export_model(
     Args:
         folder: folder to write; it must not exist.
         iteration: iteration of the checkpoint; None takes the newest.
-        dtype: dtype of the written weights; None takes that of the model's transformer on disk.
+        dtype: dtype of the written weights; None takes the dtype of the model's transformer on disk.
         is_average: merge the running mean of the adapter instead.
 
     Raises:
@@ -96,7 +96,7 @@ def _load(located: Located, dtype: str) -> Any:
 
     kind = getattr(torch, dtype)
     parts = {part: read_part(located, part, dtype=kind) for part in ("transformer", "vae")}
-    return pipeline_of(located, **parts, **read_text_parts(located, dtype=kind))
+    return pipeline_of(located, read_text_parts(located, dtype=kind), **parts)
 
 
 def _save(pipeline: Any, folder: Path) -> None:

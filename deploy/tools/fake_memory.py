@@ -33,7 +33,7 @@ FORMULAS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
-"""Operations by operator: torch's formulas, and those of the CPU's fused attention, which torch does not count."""
+"""Operations by operator: torch's formulas, and our own for the CPU's fused attention, which torch does not count."""
 
 
 def stored(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

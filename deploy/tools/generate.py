@@ -56,9 +56,8 @@ def generate_images(
 
     Args:
         prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
-        seed: seed of the initial noise.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
-        size: height and width in pixels; None takes those of the run's evaluation.
+        size: height and width in pixels; None takes the size of the run's evaluation.
         iteration: iteration of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         is_average: use the running mean of the adapter.

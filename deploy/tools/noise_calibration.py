@@ -97,7 +97,7 @@ def calibrated_config(
 ) -> RunConfig:
     """Calibrate the noise of a config.
 
-    A `flow_sde` becomes the `dance_sde` with the same std at each step, because the levels are those of the diffusion.
+    A `flow_sde` becomes the `dance_sde` with the same std at each step, because the levels are the diffusion itself.
 
     Args:
         config: config of the run; the calibration begins with its noise levels.

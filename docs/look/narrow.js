@@ -8,7 +8,8 @@ for (const table of document.querySelectorAll(".md-typeset table")) {
     row.setAttribute("role", "row");
     for (const cell of row.cells) {
       cell.setAttribute("role", cell.tagName === "TH" ? "columnheader" : "cell");
-      if (cell.tagName === "TD") cell.dataset.heading = headings[cell.cellIndex] ?? "";
+      if (cell.tagName === "TH") continue;
+      cell.dataset.heading = headings[cell.cellIndex] ?? "";
       // One child, so that the heading has one neighbour in the grid.
       const held = document.createElement("div");
       held.append(...cell.childNodes);

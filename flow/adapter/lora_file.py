@@ -23,7 +23,7 @@ PEFT_NAME, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_conf
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 """PEFT's `init_lora_weights` that leave the base model as it is. PiSSA, OLoRA, LoftQ, CorDA and LoRA-GA take a part out
 of its weights, or round them; what they save is right with that other base only."""
-CONVERT = "convert it with diffusers, as docs/models.md shows"
+CONVERT = "if diffusers reads it, convert it as docs/models.md shows"
 METADATA_KEY = "lora_adapter_metadata"
 PREFIX = "transformer."
 """Prefix of every tensor's name: the part of the pipeline that the adapter belongs to."""
@@ -146,8 +146,8 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
     lacking = sorted({name.rpartition(".lora_")[0] for name in tensors if ".lora_" in name} - set(per_module))
     if per_module and lacking:
         raise ModelError(
-            f"model.lora.start {path} must state alpha for all modules or for none, got none for {lacking[0]}: add it,"
-            f" or {CONVERT}"
+            f"model.lora.start {path} must state alpha for all modules or for none, got none for {lacking[0]}: add the"
+            f" tensor {lacking[0]}.alpha"
         )
     alphas = {float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
     stated = [settings.get("lora_alpha"), *(settings.get("alpha_pattern") or {}).values()]
@@ -169,10 +169,15 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
         if not name.endswith(".alpha")
     }
     odd = [name for name in arrays if not re.fullmatch(rf"{PREFIX}.+\.lora_[AB]\.weight", name)]
-    if odd or not arrays or len(alphas) > 1:
-        reason = f"tensor {odd[0]}" if odd else f"alphas {sorted(alphas)}" if arrays else "no tensor"
+    if odd or not arrays:
+        reason = f"tensor {odd[0]}" if odd else "no tensor"
         raise ModelError(
-            f"model.lora.start {path} must be a transformer's LoRA in diffusers' format with one alpha, got {reason}:"
-            f" {CONVERT}"
+            f"model.lora.start {path} must be a transformer's LoRA in diffusers' format, got {reason}: {CONVERT}"
+        )
+    if len(alphas) > 1:
+        one = max(alphas)
+        raise ModelError(
+            f"model.lora.start {path} must have one alpha, got {sorted(alphas)}: state {one:g} for all modules, and"
+            f" multiply each lora_B by its alpha / {one:g}; {CONVERT}"
         )
     return arrays, alphas.pop() if alphas else None

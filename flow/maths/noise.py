@@ -52,9 +52,7 @@ def forward_noise(
     """Return the noise that takes clean latents to the noise level of a step, independent of their rollout's.
 
     Args:
-        iteration: the iteration that the group belongs to.
         group: the group's index in its iteration.
-        members: indices of the members in the group.
         step: denoising step k whose noise level is trained.
         epoch: pass over the iteration, from 0; each pass has its own noise.
         shape: shape of one sample's latents, (C, H, W).

@@ -121,7 +121,7 @@ def static_sigmas(*, steps: int, shift: float = 1.0) -> Float[Tensor, " points"]
 
 
 def z_image_sigmas(*, steps: int, shift: float = 6.0) -> Float[Tensor, " points"]:
-    """Return Z-Image's grid: that of `static_sigmas`, from even sigmas that torch rounds instead of NumPy.
+    """Return Z-Image's grid: `static_sigmas`, from even sigmas that torch rounds instead of NumPy.
 
     Args:
         steps: T, at least 1.

@@ -155,17 +155,9 @@ def splits_of(shares: Sequence[float], explored: Sequence[int]) -> tuple[int, ..
 
 
 def strides_of(shares: Sequence[float], explored: Sequence[int]) -> dict[int, int]:
-    """Return, by stochastic step, how many neighbouring members share the step's state and noise.
+    """Map a shard's stochastic steps to the number of consecutive members that share each; empty without splits.
 
-    Args:
-        shares: as in `splits_of`.
-        explored: as in `splits_of`.
-
-    Returns:
-        2 to the number of splits after the step; empty without splits.
-
-    Raises:
-        ConfigError: as in `splits_of`.
+    That number is 2 to the number of splits after the step. Arguments and errors as in `splits_of`.
     """
     splits = splits_of(shares, explored)
     return {k: 2 ** sum(split > k for split in splits) for k in explored} if splits else {}

@@ -34,11 +34,14 @@ class Family:
     """Components of the pipeline that are needed to encode prompts only."""
     rank: int
     """Default inner width of the LoRA: for SD3 and FLUX.1 that of Flow-GRPO's published training scripts (arXiv
-    2505.05470), for the others our own."""
+    2505.05470), for Qwen-Image-2.1 that of miles-diffusion's, for the others our own."""
     alpha: int
     """Default alpha of the LoRA, from the same source."""
     targets: tuple[str, ...]
     """Default names of the modules that receive the LoRA, from the same source."""
+
+    has_chat: bool = False
+    """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""
@@ -86,6 +89,7 @@ FLUX2_KLEIN = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
+    has_chat=True,
 )
 QWEN_IMAGE = Family(
     name="qwen_image",
@@ -95,6 +99,23 @@ QWEN_IMAGE = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+)
+QWEN_IMAGE_21 = Family(
+    name="qwen_image_21",
+    pipeline="QwenImage21Pipeline",
+    backbone="flow.models.backbones.qwen_image_21:QwenImage21",
+    text_parts=("text_encoder", "processor"),
+    rank=64,
+    alpha=128,
+    targets=(
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "img_mlp.proj",
+        "img_mlp.gate_layer",
+        "img_mlp.out",
+    ),
 )
 Z_IMAGE = Family(
     name="z_image",
@@ -112,6 +133,7 @@ Z_IMAGE = Family(
         "feed_forward.w2",
         "feed_forward.w3",
     ),
+    has_chat=True,
 )
-FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, Z_IMAGE)}
+FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)}
 """The families by their pipeline class in `model_index.json`."""

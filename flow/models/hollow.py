@@ -12,6 +12,7 @@ from flow.models.contract import Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.load import backbone_class
 from flow.models.located import Located, locate
+from flow.models.parts import text_arguments
 from flow.models.pipeline import PipelineBackbone
 from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.quantized.transformer import quantized
@@ -80,7 +81,7 @@ def backbone_of_parts(
         transformer=quantized(_converted(parts["transformer"], device, dtype_of(model)), model),
         vae=_converted(parts["vae"], device, vae_dtype_of(model)),
         scheduler=parts["scheduler"],
-        **dict.fromkeys(kind.family.text_parts),
+        **text_arguments(kind.family),
     )
     pipeline.tokenizer_max_length = parts.get("clip_tokens", CLIP_TOKENS)
     embeddings = _RandomEmbeddings()

@@ -6,18 +6,23 @@ part itself would be refused.
 
 import inspect
 import json
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
 
+from flow.models.families import Family
 from flow.models.hub import INDEX, is_known, is_on_hub
 from flow.models.located import IMAGE_VAES, Located, read_settings
 from protocol.errors import ModelError
 from protocol.ground.pretrained import (
+    AGAIN,
     load_tokenizer,
     load_whole,
     loaded,
@@ -28,9 +33,11 @@ from protocol.ground.pretrained import (
 
 STEMS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 """How each library names the files of a part's weights."""
-PAIR = "text_encoder", "tokenizer"
+ENCODER = "text_encoder"
 OPTIONAL = {"text_encoder_3", "tokenizer_3"}
 """SD3's T5, without which its pipeline works too."""
+PROCESSOR = "processor"
+"""A part that holds a tokenizer beside processors of images and videos."""
 UNQUANTISED = "use the unquantised model and model.quantize=nf4"
 
 
@@ -94,39 +101,55 @@ def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_ou
     Raises:
         ModelError: see `read_part`; or a tokenizer has another vocabulary than its encoder.
     """
-    folder, names = located.folder, located.family.text_parts
-    parts: dict[str, Any] = dict.fromkeys(names)
-    named = [part for part in names if part.startswith(PAIR) and part in located.parts]
-    wanted = {_partner(part) for part in named} | {part for part in parts if part.startswith(PAIR)} - OPTIONAL
-    lacking = sorted(wanted - set(named))
-    if lacking and not is_known(folder):
-        raise ModelError(
-            f"model folder {folder} must name its text encoders and tokenizers in {INDEX}, got no {lacking[0]}"
-        )
-    for part in named:
-        if part.startswith("text_encoder"):
-            if not is_outline or not may_lack_weights(located.model.path, folder / part):
-                parts[part] = read_part(located, part, dtype=dtype, is_outline=is_outline)
+    folder, parts = located.folder, dict[str, Any].fromkeys(located.family.text_parts)
+    encoders = (part for part in parts if part.startswith(ENCODER))
+    for encoder, tokenizer in zip(encoders, filter(is_tokenizer, parts), strict=True):
+        lacking = [part for part in (encoder, tokenizer) if part not in located.parts]
+        if lacking and OPTIONAL.isdisjoint(located.parts) and OPTIONAL.issuperset(lacking):
             continue
-        parts[part] = read_tokenizer(located, part)
-        encoder = parts[_partner(part)]
-        if encoder is not None:
-            require_vocabulary(parts[part], encoder, what=_what(located, part), error=ModelError)
+        if lacking and not is_known(folder):
+            raise ModelError(
+                f"model folder {folder} must name its text encoders and tokenizers in {INDEX}, got no {lacking[0]}"
+            )
+        if encoder not in lacking and not (is_outline and may_lack_weights(located.model.path, folder / encoder)):
+            parts[encoder] = read_part(located, encoder, dtype=dtype, is_outline=is_outline)
+        if tokenizer not in lacking:
+            parts[tokenizer] = read_tokenizer(located, tokenizer)
+            if parts[encoder] is not None:
+                what = _what(located, tokenizer)
+                require_vocabulary(parts[tokenizer], parts[encoder], what=what, error=ModelError)
     return parts
 
 
+def is_tokenizer(part: str) -> bool:
+    return part.startswith(("tokenizer", PROCESSOR))
+
+
 def read_tokenizer(located: Located, part: str) -> Any:
-    """Read a tokenizer of a model, such as `tokenizer_2`.
+    """Read a tokenizer of a model, such as `tokenizer_2`, or that of its processor.
 
     Raises:
-        ModelError: a file is missing or cannot be read.
+        ModelError: a file is missing or cannot be read, or there is no chat template where prompts need one.
     """
-    kind, what = part_class(located, part), _what(located, part)
-    return load_tokenizer(kind, located.folder / part, what=what, error=ModelError, local_files_only=True)
+    folder, what = located.folder / part, _what(located, part)
+    if part == PROCESSOR:
+        import transformers
+
+        named = read_settings(folder / "tokenizer_config.json").get("tokenizer_class")
+        kind = getattr(transformers, str(named), transformers.AutoTokenizer)
+    else:
+        kind = part_class(located, part)
+    tokenizer = load_tokenizer(kind, folder, what=what, error=ModelError, local_files_only=True)
+    if located.family.has_chat and not tokenizer.chat_template:
+        raise ModelError(f"{what} must have a chat template, got none, such as chat_template.jinja: {AGAIN}")
+    return tokenizer
 
 
-def pipeline_of(located: Located, **parts: Any) -> Any:
+def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyType({}), **parts: Any) -> Any:
     """Make a model's pipeline of parts that are read already, and of its scheduler.
+
+    Args:
+        text_parts: those of `read_text_parts`; the pipeline has None for others.
 
     Raises:
         ModelError: the scheduler cannot be read, or is of a class whose sigmas ours are not.
@@ -136,12 +159,35 @@ def pipeline_of(located: Located, **parts: Any) -> Any:
     located.require_scheduler()
     folder, name = located.folder, located.family.pipeline
     load, what = getattr(diffusers, name).from_pretrained, f"model folder {folder} as {name}"
+    parts |= text_arguments(located.family, text_parts)
+    if PROCESSOR in parts:
+        parts[PROCESSOR].save_pretrained = lambda target, **_: copytree(folder / PROCESSOR, target, dirs_exist_ok=True)
     return loaded(load, folder, what=what, error=ModelError, local_files_only=True, **parts)
 
 
-def _partner(part: str) -> str:
-    encoder, tokenizer = PAIR
-    return part.replace(encoder, tokenizer) if part.startswith(encoder) else part.replace(tokenizer, encoder)
+def text_arguments(family: Family, text_parts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return a pipeline's arguments for its text parts: None for those that are not read."""
+    arguments = dict[str, Any].fromkeys(family.text_parts) | dict(text_parts)
+    if PROCESSOR in arguments:
+        arguments[PROCESSOR] = _processor_of(arguments[PROCESSOR])
+    return arguments
+
+
+def _processor_of(tokenizer: Any) -> Any:
+    """Return a processor that reads texts only: the processors of images and videos beside it need torchvision.
+
+    Without a tokenizer it answers what the pipeline asks when it is made.
+    """
+    from transformers import Qwen3VLProcessor
+
+    def chat(messages: Any, **_: Any) -> list[list[int]]:
+        return tokenizer.apply_chat_template([messages], return_dict=False) if tokenizer else [[]]
+
+    processor: Any = Qwen3VLProcessor.__new__(Qwen3VLProcessor)
+    processor.tokenizer = tokenizer or SimpleNamespace(encode=lambda _: [0])
+    processor.image_processor = processor.video_processor = None
+    processor.apply_chat_template = chat
+    return processor
 
 
 def part_class(located: Located, part: str) -> Any:
@@ -209,7 +255,7 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
-    """Return the files of a part's weights: those that their index names, or the one file."""
+    """Return the files of a part's weights: the files that their index names, or the one file."""
     variant = _variant(folder, stem)
     index = folder / (f"{stem}.safetensors.index.{variant}.json" if variant else f"{stem}.safetensors.index.json")
     if index.exists():

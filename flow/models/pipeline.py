@@ -103,8 +103,7 @@ class PipelineBackbone(ABC):
             )
             vae = read_part(located, "vae", dtype=vae_dtype_of(config))
             tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
-            absent = dict.fromkeys(cls.family.text_parts)
-            pipeline = pipeline_of(located, transformer=transformer, vae=vae, **absent)
+            pipeline = pipeline_of(located, transformer=transformer, vae=vae)
             pipeline.tokenizer_max_length = clip_tokens(located.folder)
             pipeline.to(device)
             if tiny:

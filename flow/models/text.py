@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from flow.models.contract import Conditioning
-from flow.models.located import Located
-from flow.models.parts import pipeline_of, read_text_parts, read_tokenizer, transformer_settings
+from flow.models.located import Located, locate
+from flow.models.parts import is_tokenizer, pipeline_of, read_text_parts, read_tokenizer, transformer_settings
 from flow.models.reading import dtype_of, quiet_libraries
 from protocol.config.model import ModelConfig
 
@@ -49,12 +49,15 @@ class TextEncoders:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
+        model = self.located.model
+        if model.embedding_cache:  # so they may not be here yet
+            self.located = locate(model, is_whole=True)
         with quiet_libraries():
-            parts = read_text_parts(self.located, dtype=dtype_of(self.located.model))
+            parts = read_text_parts(self.located, dtype=dtype_of(model))
             for module in parts.values():
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)
-            pipeline = pipeline_of(self.located, transformer=None, vae=None, **parts)
+            pipeline = pipeline_of(self.located, parts, transformer=None, vae=None)
             # The pipeline reads only the transformer's config: the width of the zeros that replace an absent encoder.
             settings = transformer_settings(self.located)
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
@@ -71,7 +74,7 @@ def overlong(located: Located, texts: Sequence[str]) -> tuple[int, list[str]]:
         ModelError: the model's tokenizers cannot be read.
     """
     with quiet_libraries("transformers"):
-        tokenizers = [read_tokenizer(located, part) for part in located.parts if part.startswith("tokenizer")]
+        tokenizers = [read_tokenizer(located, part) for part in located.parts if is_tokenizer(part)]
         if not tokenizers:
             return 0, []
 

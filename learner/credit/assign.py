@@ -21,18 +21,15 @@ from protocol.errors import ContractError
 
 @dataclass(frozen=True)
 class Assignment:
-    """The credit of one iteration's trajectories."""
+    """The credit of one iteration's trajectories; step rewards, slopes and values as in `Earned`."""
 
     step_rewards: Float[Tensor, "G N T"]
-    """NaN where it is not known."""
     advantages: Float[Tensor, "G N T"]
     """0 where the step reward is not known."""
     baseline: Float[Tensor, " T"] | None
     """Running mean gain of each step after this iteration; None unless the normalisation keeps one."""
     slopes: Float[Tensor, " T"] | None
-    """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None
-    """Calibrated value of each point, NaN where its reward is; None unless values are calibrated."""
 
 
 def assign_credit(

@@ -175,8 +175,8 @@ def tree(
         parents: likewise the members that were in one state when the branch last separated from others.
 
     Returns:
-        The mean of each branch, and that of its parent's other members. NaN for all but the branch's first member, and
-        where no member has a score.
+        The mean of each branch, and the mean of its parent's other members. NaN for all but the branch's first member,
+        and where no member has a score.
     """
     known, scores = ~finals.isnan(), finals.double().nan_to_num()
 

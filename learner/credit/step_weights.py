@@ -19,7 +19,7 @@ def step_weights(
     Args:
         total: T, the length of the whole schedule, even if only a window of it is trained.
         stds: std s_k of every step that can be stochastic, by step k.
-        trained: those of them that the windows of a run hold; None for all.
+        trained: the steps among them that the windows of a run hold; None for all.
 
     Returns:
         float32 weights.
@@ -69,7 +69,7 @@ def by_noise(
     """w_k = s_k^p / mean(s^p) over the steps that can be stochastic; TempFlow-GRPO (arXiv 2508.04324, eq. 8) has p = 1.
 
     s_k is the std of the whole step, g sqrt(h) for Flow-SDE. Other steps are never trained and get weight 0. With p = 2
-    (ours) the gradient of a step is that of -|x' - mean|^2 / 2, whatever its std.
+    (ours) a step has the gradient of -|x' - mean|^2 / 2, whatever its std.
 
     Args:
         total: T.

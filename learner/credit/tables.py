@@ -116,8 +116,8 @@ def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[In
     All members are in one state at first, so the parent of the widest branches is the whole shard.
 
     Args:
-        strides: by step, how many neighbouring members share it; 1 for a step that is not named.
-        members: N, those of the shard.
+        strides: `FlowPolicy.strides`.
+        members: N of the shard.
         total: T.
 
     Returns:
@@ -129,6 +129,7 @@ def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[In
     branch, parent = (
         torch.tensor(each) for each in (widths, [members if width == widest else 2 * width for width in widths])
     )
+    # Rounded down to a multiple of the width: the first member of the branch.
     return member // branch * branch, member // parent * parent
 
 
@@ -162,6 +163,7 @@ def along_windows(
     for way in ways.flatten(0, 1).unique(dim=0):
         rows, (window, own) = (ways == way).all(-1), way.chunk(2)
         points = torch.cat([own, own.new_ones(1)])
+        # A step belongs to the last scored point before it; the m steps of a point earn 1/m of its step reward.
         part = own[window].cumsum(0) - 1
         shares = rule(rewards[rows][:, points]) / part.bincount(minlength=int(own.sum()))
         values[rows.unsqueeze(-1) & window] = shares[:, part].flatten()

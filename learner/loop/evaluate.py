@@ -32,7 +32,7 @@ class Evaluation:
     change: tuple[float, float] | None = None
     """95 % interval of the score's change since the run's first evaluation, over the held-out prompts."""
     gallery: tuple[tuple[Prompt, np.ndarray, float], ...] = field(default=(), repr=False)
-    """Some prompts, the first image of each, uint8 [H, W, 3], and its reading (NaN: no score)."""
+    """Some prompts, the first image of each, uint8 [H, W, 3], and the mean reading of all its images (NaN: none)."""
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     """The held-out prompts, P of them."""
     by_image: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
@@ -117,17 +117,18 @@ async def evaluate(
     images = {index: image for _, held in parts_read for index, image in held.items()}
     reasons = [reason for scores in answers for reason in scores.reasons]
     by_tag = _means([prompt for prompt, _ in wanted], readings, reasons)
+    each = settings.images_per_prompt
+    of_prompt = [mean_of(row) for row in readings.reshape(-1, each)]
     return Evaluation(
         score=float(np.mean(list(by_tag.values()))),
         by_tag=by_tag,
         missing=int(np.isnan(readings).sum()),
         images=len(readings),
         readings={name: mean_of(values) for name, values in components.items()},
-        gallery=tuple((wanted[index][0], images[index], float(readings[index])) for index in shown),
+        gallery=tuple((wanted[index][0], images[index], of_prompt[index // each]) for index in shown),
         prompts=tuple(prompts),
         by_image={
-            name: values.reshape(len(prompts), settings.images_per_prompt)
-            for name, values in {"score": readings, **components}.items()
+            name: values.reshape(len(prompts), each) for name, values in {"score": readings, **components}.items()
         },
     )
 

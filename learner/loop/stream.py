@@ -103,7 +103,7 @@ class GroupStream:
 
 
 class ImageBudget:
-    """Back-pressure: bounds the images that wait for their scores, besides those that are being rolled out.
+    """Back-pressure: bounds the images that wait for their scores, besides the images that are being rolled out.
 
     budget = ImageBudget(4096, parallel=lambda: 8)
     async with budget.room(44):

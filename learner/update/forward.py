@@ -264,7 +264,7 @@ def likelihood(
 
         l = -mean_d (x0(v) - x0)^2 / w / G,   w = mean_d |x0(v) - x0|, without a gradient
 
-    x0(v) and w are those of `negative_aware`. With guidance G the error grows with G, and so does l without the
+    x0(v) and w as in `negative_aware`. With guidance G the error grows with G, and so does l without the
     division.
 
     Args:
@@ -357,7 +357,7 @@ def negative_aware(
 
     w+ and w- are mean_d |x0(v+-) - x0|, without a gradient. A good image (r = 1) pulls the velocity towards itself; a
     bad one (r = 0) pulls its mirror image v-, and so pushes the velocity away. At v = v_old the gradient is
-    (1 - 2r) (2 sigma / w) (x - sigma v - x0) / D: that of matching weighted by 2r - 1.
+    (1 - 2r) (2 sigma / w) (x - sigma v - x0) / D, as of matching weighted by 2r - 1.
 
     Args:
         velocity: v, carries the gradient [B, ...].

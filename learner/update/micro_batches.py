@@ -95,7 +95,7 @@ class ShardTask:
     columns: Sequence[int]
     """The trained steps, as columns of `Rollout.log_probs`."""
     strides: Mapping[int, int] = field(default_factory=dict)
-    """By step: how many neighbouring members share it, from `FlowPolicy.strides`; only the first of them trains."""
+    """`FlowPolicy.strides`; of the members that share a step only the first trains."""
 
     @property
     def steps(self) -> list[int]:
@@ -104,7 +104,7 @@ class ShardTask:
 
     @property
     def pairs(self) -> int:
-        """Number of trained pairs that have a step reward; those that `micro_batches` drops count too."""
+        """Number of trained pairs that have a step reward, also of pairs that `micro_batches` drops."""
         return int(self.valid[:, self.steps].sum())
 
     @property
@@ -172,7 +172,7 @@ def micro_batches(
         raise ContractError("an objective of the reverse process needs the rollout's log-probs, got none")
     for column in task.teaching(keeps_idle=keeps_idle):
         k = rollout.steps[column]
-        rows = slice(None, None, task.strides.get(k, 1))
+        rows = slice(None, None, task.strides.get(k, 1))  # each branch's first member
         latents = rollout.latents[rows, k]
         same = rows_per_state(k, rollout.steps, len(latents))
         require_same_rows(latents, same, k=k)

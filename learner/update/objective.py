@@ -172,7 +172,7 @@ def norm_excess(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """NormGuard's hinge (arXiv 2606.27771): max(0, ||v|| - ||v_ref||), with ||v|| = sqrt(mean_d v^2).
 
-    RL makes velocities longer than those of the reference, which earns no reward and costs quality. The root mean
+    RL makes velocities longer than the reference's, which earns no reward and costs quality. The root mean
     square is ours: the paper's weight and its norm, a sum or a mean, are not known.
 
     Args:

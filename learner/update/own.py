@@ -43,11 +43,9 @@ def own_loss(
     """Apply the function at an import path.
 
     Args:
-        path: its import path.
         log_ratio: log-prob of the step minus that of the policy that rolled it out, means over latent elements. It
             carries the gradient, and is 0 before an iteration's first update.
         advantages: A of each pair; 0 where a pair does not count.
-        step: more about the step.
 
     Raises:
         ContractError: it fails, or does not return a float for each pair.

@@ -88,7 +88,7 @@ class ForwardConfig(Section):
     """`dgpo`: c, above 0. A member whose matching loss has moved further than this from that of `old`, in the direction
     of its advantage, has no gradient."""
     loss: Literal["epg", "pepg", "par"] = "pepg"
-    """`elbo`: the policy gradient of the likelihood; `pepg` and `par` also hold the likelihood near that of `old`."""
+    """`elbo`: the policy gradient of the likelihood; `pepg` and `par` also hold the likelihood near `old`'s."""
     has_ratio: bool = True
     """`elbo`: weigh each pair with exp(likelihood - likelihood of `old`)."""
     multiplier: float = Field(default=1.0, gt=0.0)
@@ -119,7 +119,7 @@ OF_STEPS = ("clipped", "guarded", "masked")
 FORWARD = ("nft", "awm", "dgpo", "elbo", "ram")
 """Objectives of the forward process: they noise clean latents anew and need no log-prob."""
 OLD_ROLLS_OUT = ("nft", "elbo", "ram")
-"""Those whose rollouts are those of the adapter `old`."""
+"""Objectives for which the adapter `old` rolls out."""
 
 
 class LearnerConfig(Section):

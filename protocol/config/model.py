@@ -47,7 +47,7 @@ class ModelConfig(Section):
     tiny_decoder_revision: str | None = None
     """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes."""
     attention: Literal["native", "_native_efficient", "_native_math"] = "native"
-    """Attention back end of diffusers' dispatcher, for rollout and learner alike: torch's own choice, or one of its
+    """Attention back end of diffusers' dispatcher, for both rollout and learner: torch's own choice, or one of its
     kernels. The dispatcher's others are no choice, since their gradients differ from run to run."""
     height: Positive | None = None
     """Height of an image in pixels; null takes the size that the model was trained for."""

@@ -52,9 +52,10 @@ class EvaluationConfig(Section):
     batch: Positive = 48
     """Images of one request to a rollout actor, at least 1."""
     shown: Positive = 12
-    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each."""
+    """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each. The
+    score beside it is the mean over all images of the prompt."""
     height: Positive | None = None
-    """Height of an image in pixels; null takes that of training. The schedule follows the size as in training."""
+    """Height of an image in pixels; null takes the training's. The schedule follows the size as in training."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     adapter: Literal["trained", "average"] = "trained"
@@ -62,7 +63,7 @@ class EvaluationConfig(Section):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of an image in pixels; None for those of training."""
+        """Height and width of an image in pixels; None for the training's."""
         return None if self.height is None or self.width is None else (self.height, self.width)
 
     @model_validator(mode="after")
@@ -103,31 +104,19 @@ class RunConfig(Section):
     iterations: Positive
     """Iterations of the run; each generates, scores and learns from `group.per_iteration` groups."""
     model: ModelConfig
-    """The pretrained model and its adapter."""
     data: DataConfig
-    """The prompts."""
     sampling: SamplingConfig = SamplingConfig()
-    """How training trajectories are generated."""
     completion: CompletionConfig = CompletionConfig()
-    """How the points of a trajectory are completed."""
     group: GroupConfig = GroupConfig()
-    """How many trajectories one iteration needs."""
     credit: CreditConfig = CreditConfig()
-    """How rewards become advantages."""
     learner: LearnerConfig = LearnerConfig()
-    """The update."""
     rewards: dict[str, RewardConfig] = Field(min_length=1)
-    """The scorers by name: those of the mixture (see `credit.mixture`), and those that only evaluate."""
+    """The scorers by name: for the mixture (see `credit.mixture`), and for evaluation only."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Scores on held-out prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints and their copies."""
     guards: GuardsConfig = GuardsConfig()
-    """Stop rules against silent errors."""
     cluster: ClusterConfig = ClusterConfig()
-    """Actors, resources and deadlines."""
     status: StatusConfig = StatusConfig()
-    """Status board, trajectory records and trackers."""
 
     @model_validator(mode="after")
     def _divisible(self) -> "RunConfig":
@@ -347,18 +336,18 @@ class RunConfig(Section):
 
     @property
     def evaluation_rewards(self) -> list[str]:
-        """Names of the rewards that score an evaluation: those that see single images, and those that never train."""
+        """Names of the rewards that score an evaluation: all that see single images or never train."""
         return [name for name, reward in self.rewards.items() if reward.use == "evaluate" or reward.sees == "image"]
 
     @property
     def evaluated_weights(self) -> dict[str, float]:
-        """Weight of each reward in the mixture of an evaluation, by name: of those that train and need no group."""
+        """Weight of each reward in the mixture of an evaluation, by name: of rewards that train and need no group."""
         names = self.evaluation_rewards
         return {name: weight for name, weight in self.reward_weights.items() if name in names}
 
     @property
     def watched_rewards(self) -> list[str]:
-        """Names of the rewards that `guards.hacking` watches: those that never train and judge single images."""
+        """Names of the rewards that `guards.hacking` watches: all that never train and judge single images."""
         if self.guards.hacking == "off":
             return []
         return [name for name, reward in self.rewards.items() if (reward.use, reward.sees) == ("evaluate", "image")]

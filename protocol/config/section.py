@@ -74,8 +74,6 @@ def require_both_sides(what: str, height: int | None, width: int | None) -> None
 
     Args:
         what: the section that holds them.
-        height: in pixels.
-        width: in pixels.
 
     Raises:
         ValueError: one of them is missing.

@@ -1,9 +1,10 @@
-"""Addresses of a status board: their form, and the part of them that may be shown.
+"""Addresses of a status board: their form, and the part of them that may be shown; and other secrets of a run.
 
 No library is needed here, so that the command line starts fast.
 """
 
 import re
+from collections.abc import Mapping
 
 from protocol.errors import ConfigError
 
@@ -17,7 +18,9 @@ _ADDRESS = re.compile(
     (?P<options>\?[^@?#\s]*)?""",
     re.VERBOSE,
 )
-"""The form of an address that every parser splits alike, so that it is certain which part is the password."""
+"""The form of an address that every parser splits in the same way, so that it is certain which part is the password."""
+
+SECRET_NAME = re.compile(r"PASSWORD$|(^|_)(TOKEN|SECRET|KEY)$")
 
 
 def check_address(address: str) -> None:
@@ -53,6 +56,15 @@ def is_secret_free(address: str) -> bool:
     """Tell whether an address of the right form holds no password."""
     found = _ADDRESS.fullmatch(address)
     return found is None or not (":" in (found["user"] or "") or "password" in (found["options"] or "").lower())
+
+
+def secrets_among(variables: Mapping[str, str]) -> list[str]:
+    """List the environment variables that hold a secret: by their names, or as an address with a password."""
+    return [
+        name
+        for name, value in variables.items()
+        if SECRET_NAME.search(name) or re.search(r"://([^/?]*:[^/?]+@|.*password=)", value)
+    ]
 
 
 def shown_source(where: str) -> str:

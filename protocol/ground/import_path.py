@@ -49,7 +49,7 @@ def _find(path: str, kind: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def is_path(name: str) -> bool:
-    """Tell whether a name is an import path, not that of something built in."""
+    """Tell whether a name is an import path, not the name of something built in."""
     return ":" in name
 
 
@@ -72,8 +72,6 @@ def call_own(key: str, path: str, *given: Any) -> Any:
 
     Args:
         key: the config key that names it, for the error message.
-        path: its import path.
-        given: its arguments.
 
     Raises:
         ContractError: it raises; the message names the line in its file.

@@ -1,6 +1,6 @@
 """Convert an open_clip checkpoint to a CLIP folder of transformers: `python -m rewards.clip.openclip FILE FOLDER`.
 
-HPSv2 is published as such a checkpoint (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and image processor come
+HPSv2 is published in this form (`HPS_v2.1_compressed.pt`, ViT-H/14). Sizes, tokenizer and image processor come
 from a CLIP folder or hub id of the same architecture.
 """
 

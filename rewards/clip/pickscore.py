@@ -53,7 +53,6 @@ class PickScore(ClipScorer):
         ClipFeatures.ready(model, processor or _own_processor(model))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored(self._factor * self._clip.cosines(images, prompts))
 
 

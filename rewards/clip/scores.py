@@ -26,7 +26,6 @@ class ClipScore(ClipScorer):
     high = 2.5 * (1 + ROUNDING)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored(2.5 * np.maximum(self._clip.cosines(images, prompts), 0.0))
 
 
@@ -59,7 +58,6 @@ class HPSv2(ClipScorer):
         ClipFeatures.ready(model, processor)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored(self._clip.cosines(images, prompts))
 
 
@@ -97,7 +95,6 @@ class Aesthetic(ClipScorer):
         _read_head(head, inputs=clip and clip.config.projection_dim, is_outline=True)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images."""
         import torch
 
         with torch.inference_mode():

@@ -69,7 +69,7 @@ class GenEval:
         Args:
             detector: import path `package.module:Class` of a `Detector`.
             reward: the value of an image: `soft` or `strict`.
-            compat: the formulas: `sound`, or `original` for those of the original code.
+            compat: the formulas: `sound`, or `original`, the original code's.
 
         Raises:
             ScorerError: the detector cannot be loaded or has no `detect`, or `reward` or `compat` has another value.

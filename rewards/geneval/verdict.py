@@ -1,6 +1,6 @@
 """GenEval's verdict on one image: a pure function of the detections and the prompt's clauses.
 
-The official verdict and the spatial rule are those of GenEval (Ghosh et al. 2023, arXiv 2310.11513). The soft score is
+The official verdict and the spatial rule are GenEval's (Ghosh et al. 2023, arXiv 2310.11513). The soft score is
 the training reward of Flow-GRPO (arXiv 2505.05470), bounded to [0, 1]. Each clause always has exactly one grade, so the
 mean over a prompt's clauses has the same denominator for every image.
 """

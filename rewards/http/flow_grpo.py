@@ -55,7 +55,7 @@ UNREADABLE = (
 
 
 class FlowGrpoServer:
-    """Scores from such a server: the reply's `scores` are the values, its other lists of B numbers are components."""
+    """Scores of a server: `scores` of its reply are the values, its other lists of B numbers are components."""
 
     name = "flow_grpo"
     ready = staticmethod(require_server)

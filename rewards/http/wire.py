@@ -23,7 +23,7 @@ ScorerName = Annotated[str, StringConstraints(max_length=200)]
 MOST_ITEMS = 1024
 """Largest number of images, or prompts, of one request."""
 REQUEST_PIXELS = 256 * 1024 * 1024
-"""Largest number of pixels of a request's images together: those of `MOST_ITEMS` images of 512 x 512."""
+"""Largest number of pixels of a request's images together, as many as `MOST_ITEMS` images of 512 x 512 have."""
 MOST_VALUES = 128 * MOST_ITEMS
 """Largest number of values of one message, nested ones included: no other thread runs while a parser makes them."""
 MOST_TOGETHER = 8 * MOST_ITEMS

@@ -39,8 +39,8 @@ class Ocr:
         r = 1 - min(d, |target|) / |target|,   d = 0 if the read text contains target, else Levenshtein's distance
 
     `target` is the text between the prompt's first double quotes. Both texts are compared in the form `folded` (ours)
-    or in that of Flow-GRPO's released code, and |target| is the length of that form. An image without any text has the
-    valid score 0, since the engine has examined it. An image on which the engine fails has no score.
+    or in the form of Flow-GRPO's released code, and |target| is the length of that form. An image without any text has
+    the valid score 0, since the engine has examined it. An image on which the engine fails has no score.
 
     Weights: `rapidocr` downloads none; its detection and recognition models are part of the package.
     """
@@ -113,7 +113,6 @@ class Ocr:
         check_each(prompts, lambda prompt: quoted_text(prompt.text))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         answers = [self._score_one(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         values = np.array([value for value, _ in answers], np.float32)
         return partly(values, [reason for _, reason in answers], {"exact": values == 1.0})
@@ -147,7 +146,7 @@ def quoted_text(prompt: str) -> str:
     if not len(parts) % 2:
         raise PromptError(
             f"a prompt of the text task must hold its double quotes in pairs, got {len(parts) - 1} of them: remove one,"
-            " such as that of inches"
+            " such as the sign for inches"
         )
     if not folded(parts[1]):
         raise PromptError(

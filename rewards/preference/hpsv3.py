@@ -118,7 +118,6 @@ class HPSv3:
         check_each(prompts, lambda prompt: _require_plain(prompt.text))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         return scored([self._rated(image, prompt) for image, prompt in zip(images, prompts, strict=True)])
 
     def _rated(self, image: np.ndarray, prompt: str) -> float:
@@ -195,7 +194,7 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
     """Make transformers' Qwen2-VL and the head from the authors' tensors.
 
     Args:
-        tensors: tensors by the authors' names: those of Qwen2-VL's published checkpoints, and `rm_head.N`.
+        tensors: tensors by the authors' names: as in Qwen2-VL's published checkpoints, and `rm_head.N`.
         dtype: dtype of the Qwen2-VL; the head stays float32.
 
     Returns:

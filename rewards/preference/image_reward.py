@@ -99,11 +99,11 @@ class ImageReward:
         """Accept any prompt."""
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images against their prompts."""
         tokens = self._tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
         )
         pixels = self._torch.from_numpy(np.stack([_pixels(image, self._side) for image in images]))
+        # Whole batches only: the last one is filled up with the first images.
         rows = np.arange(len(images) + -len(images) % self._batch) % len(images)
         parts = [
             self._rated(pixels[part], tokens.input_ids[part], tokens.attention_mask[part])
@@ -179,7 +179,7 @@ def _empty_network(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, int]:
         num_hidden_layers=len(numbers(shapes, f"{read}.encoder.layer")),
         num_attention_heads=inner // HEAD_WIDTH,
         max_position_embeddings=shapes[f"{read}.embeddings.position_embeddings.weight"][0],
-        is_decoder=True,  # gives the layers their cross-attention; the masks stay those of an encoder
+        is_decoder=True,  # gives the layers their cross-attention; the masks stay an encoder's
     )
     head = linear_head(shapes, "mlp.layers", inputs=inner, outputs=1)
     modules = {"vision": BlipVisionModel(vision), "text": BlipTextModel(text, add_pooling_layer=False), "head": head}

@@ -11,10 +11,11 @@ from tenacity import retry, stop_after_delay, wait_fixed
 from actors.pool.calls import answer
 from actors.pool.nodes import ray_options
 from actors.pool.pool import ActorPool
+from tests.support.scenes import long_scene
 from tests.support.services.autoscaling import autoscaling_cluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.whole]
+pytestmark = [pytest.mark.ray, pytest.mark.whole, long_scene]
 
 
 @ray.remote

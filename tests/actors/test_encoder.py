@@ -1,7 +1,7 @@
 """What a run does on Ray before its actors: rewards are asked for their weights, prompts are encoded."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, ScorerError
 from protocol.messages import Prompt
-from tests.support.services.local_ray import local_ray
 
 Config = Callable[..., RunConfig]
 PROMPTS = [
@@ -27,20 +26,15 @@ def configured(tiny_config: Config, cache: Path, **settings: object) -> RunConfi
     return tiny_config(model={**held, "embedding_cache": str(cache), **settings})
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=2):
-        yield
-
-
 def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_path: Path) -> None:
     assert texts_of(configured(tiny_config, tmp_path), PROMPTS) == ["a cat", "a dog"]
     assert texts_of(configured(tiny_config, tmp_path, guidance=2.0), PROMPTS) == ["a cat", "a dog", "blurry", ""]
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_ray_fills_the_cache_and_no_actor_needs_an_encoder(
-    tiny_config: Config, tmp_path: Path, cluster: None, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = configured(tiny_config, tmp_path, guidance=2.0)
     two = held.cluster.learner.model_copy(update={"workers": 2})
@@ -63,7 +57,8 @@ def test_a_folder_that_cannot_be_written_is_the_user_s_mistake(tiny_config: Conf
 
 
 @pytest.mark.ray
-def test_a_cluster_s_node_names_the_reward_whose_weights_it_lacks(cluster: None, tiny_config: Config) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_a_cluster_s_node_names_the_reward_whose_weights_it_lacks(tiny_config: Config) -> None:
     rewards = {
         "dark": {"scorer": "tests.support.rewards.dark:Dark"},
         "clip": {"scorer": "clipscore", "args": {"model": "/no/where"}},

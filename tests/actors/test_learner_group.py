@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,10 @@ from protocol.errors import LearnerFailedError, NonFiniteError, PoolError
 from protocol.messages import Adapter, LearnerState, Rollout, ScoredGroup
 from tests.support.learning.groups import complete, draw_groups, learn
 from tests.support.runs.metrics import untimed
-from tests.support.services.local_ray import local_ray
+from tests.support.scenes import long_scene
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.usefixtures("shared_ray")]
 Config = Callable[..., RunConfig]
 
 
@@ -38,12 +38,6 @@ Config = Callable[..., RunConfig]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may start late on a busy machine, and the group has all its workers nevertheless."""
     monkeypatch.setattr(learners, "SETTLE_S", 120.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=4):
-        yield
 
 
 @ray.remote(num_cpus=0)
@@ -224,6 +218,7 @@ def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config
     run(scenario())
 
 
+@long_scene
 @pytest.mark.whole
 def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
@@ -258,6 +253,7 @@ def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     return [replace(groups[0], shards=(first, broken)), *groups[1:]]
 
 
+@long_scene
 @pytest.mark.whole
 def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
     """float16, whose loss scale is state too, with groups of the adapter before."""

@@ -15,8 +15,8 @@ from actors.rollouts import RolloutPool
 from actors.room import GRACE_S, LOOK_S
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
-from tests.support.faults.fake_nodes import START_S, FakeClass, FakeNodes
 from tests.support.runs.sinks import Silent
+from tests.support.services.fake_nodes import START_S, FakeClass, FakeNodes
 from tests.support.virtual_time import run_at_once
 
 GOAL_S = 60.0

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from actors.pool.calls import Member, answer
 from actors.pool.pool import ActorPool
 from actors.pool.starts import Starts
 from protocol.errors import ContractError, PoolError
-from tests.support.services.local_ray import local_ray
 from tests.support.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.whole, pytest.mark.usefixtures("shared_ray")]
 
 FEW = 2
 """Members that start at one time in tests of the order; a process of Ray takes seconds on two cores."""
@@ -65,12 +63,6 @@ class Nowhere:
 
 async def answered(_: object) -> None:
     """Ready at once."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=2):
-        yield
 
 
 def make_pool(
@@ -134,7 +126,7 @@ def test_busy_member_finishes_its_call_before_it_leaves(tmp_path):
 
 def test_members_without_a_node_are_seen_waiting_and_the_size_can_be_taken_back():
     async def scenario():
-        pool = make_pool(1, cpus=1.0)
+        pool = make_pool(1, cpus=2.0)
         await pool.start()
         pool.scale(5)
         await until(lambda: (pool.status().ready, pool.status().waiting) == (2, 3))
@@ -206,7 +198,7 @@ def test_actors_tell_where_they_are_and_what_they_did():
 
 def test_a_pool_whose_cluster_is_too_small_begins_with_those_that_found_a_node():
     async def scenario():
-        pool = make_pool(3, cpus=1.0, patience_s=15.0)  # two processes start within it, beside other work too
+        pool = make_pool(3, cpus=2.0, patience_s=15.0)  # two processes start within it, beside other work too
         await asyncio.wait_for(pool.start(), PATIENCE_S)
         begun = pool.status()
         answers = await asyncio.gather(*(double(pool, number) for number in range(4)))
@@ -241,7 +233,7 @@ def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_can_be
     monkeypatch.setattr(starts_module, "JOINING", FEW)
 
     async def scenario():
-        pool = make_pool(1, cpus=1.0)
+        pool = make_pool(1, cpus=2.0)
         await pool.start()
         pool.scale(1024)
         await until(lambda: pool.status().ready == 2)

@@ -1,5 +1,6 @@
 """Named methods: each can be laid over any preset, means the same everywhere, and yields to the user's own keys."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ def test_a_method_file_states_only_what_it_changes_and_all_that_its_window_and_p
     assert WINDOWS[window["rule"]] <= window.keys() | scale.keys()
     if needs_of(identity["credit"]["rule"]).needs_points:
         assert {"rule", "solver", "every"} <= identity["completion"].keys()
+
+
+def test_the_docs_say_of_every_paper_what_differs_from_its_release() -> None:
+    page = (ROOT / "docs" / "method" / "methods.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(\w+)`", page.partition("## What differs from the sources")[2].partition("\n## ")[0]))
+    methods: dict[str, set[str]] = {}
+    for name in METHODS:
+        for paper in re.findall(
+            r"arXiv (\d{4}\.\d{5})", yaml.safe_load((presets.METHODS / f"{name}.yaml").read_text())["about"]
+        ):
+            methods.setdefault(paper, set()).add(name)
+    assert len(methods) > 15
+    assert {paper for paper, names in methods.items() if not names & told} == set()
 
 
 def test_a_method_resets_every_key_of_the_base_and_keeps_the_rest_of_a_preset(tmp_path: Path) -> None:
@@ -230,7 +244,8 @@ def test_the_published_numbers_stand_in_the_files(tmp_path: Path) -> None:
     bound = laid("flow_dppo")
     assert (bound.group.size, bound.group.per_iteration, bound.sampling.window.size) == (16, 48, 3)
     assert bound.sampling.window.bounds(10) == (0, 5)
-    assert (bound.credit.scale, bound.credit.ddof, bound.learner.kl.weight) == ("iteration", 1, 0.0)
+    assert (bound.credit.normalise, bound.credit.scale, bound.credit.ddof) == ("per_step", "iteration", 1)
+    assert bound.learner.kl.weight == 0.0
     assert (bound.learner.divergence_bound, bound.learner.average.decay) == (1e-5, 0.0)
     elbo = laid("elbo")
     assert (elbo.group.size, elbo.group.per_iteration, elbo.sampling.steps, elbo.sampling.tail.solver) == (

@@ -1,4 +1,4 @@
-"""The Slurm script: linted, with Ray's token. `tests/cluster/test_slurm.py` runs it."""
+"""The Slurm script: linted, with Ray's token. `tests/lab/cluster/test_slurm.py` runs it."""
 
 import re
 import subprocess

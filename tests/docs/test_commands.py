@@ -40,7 +40,11 @@ def require_taken(line: str) -> None:
             assert words[0] in parser.commands, f"no command {words[0]!r}"
             parser, words = parser.commands[words[0]], words[1:]
         given = parser.make_context(program, words).params
-        if given.get("preset") and not given["preset"].endswith((".yaml", ".yml")):
+        if (
+            given.get("preset")
+            and not given["preset"].startswith("runs/")
+            and not given["preset"].endswith((".yaml", ".yml"))
+        ):
             load_config(given["preset"], overrides=given.get("overrides") or [])
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from flowcredit.packages import PACKAGES, hidden, shadows
 from tests.support.paths import ROOT
+from tests.support.scenes import long_scene
 
 SCORER = """
 import numpy as np
@@ -60,7 +61,8 @@ def flowcredit(folder: Path, *words: str, **variables: str) -> "subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=[pytest.mark.ray, pytest.mark.whole])])
+@pytest.mark.whole
+@pytest.mark.parametrize("where", ["--local", pytest.param("--no-page", marks=[pytest.mark.ray, long_scene])])
 def test_a_run_uses_our_packages_and_the_user_s_scorer_beside_folders_of_the_same_names(
     folder: Path, where: str
 ) -> None:
@@ -200,3 +202,12 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
         [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (found.returncode, found.stderr) == (130, "flowcredit: stopped at once\n")
+
+
+def test_a_python_without_the_dependencies_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-m", "flowcredit", "train", "toy_geneval"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"flowcredit: {sys.executable} (Python 3.") and "'typer'" in line

@@ -26,9 +26,9 @@ from protocol.messages import (
     ShardRequest,
     digest_of,
 )
-from tests.support.faults.cluster import long_scene
 from tests.support.learning.gradients import relative_difference, watch_gradients
 from tests.support.learning.groups import learn
+from tests.support.scenes import long_scene
 from tests.support.worlds.tiny_models import CONTEXT_LENGTH, write_sd35
 
 Config = Callable[..., RunConfig]

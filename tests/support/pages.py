@@ -22,7 +22,7 @@ NOT_RUN = {
     r"--push ": "needs an account of the hub; tests/deploy/cli/test_card.py has a local one",
     r"learner\.objective=\./mine": "needs the file of the page; tests/deploy/run/test_own.py runs it",
     r"^flowcredit serve-rewards ocr pickscore": "needs the weights of a model from the hub",
-    r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/cluster/test_jobs.py runs them",
+    r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/lab/cluster/test_jobs.py runs them",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
     r"-m benchmarks\.race\.(race run|allocation run|hacking|robustness)": "takes hours; tests/benchmarks/race",
@@ -32,7 +32,7 @@ NOT_RUN = {
     r"-m benchmarks\.toy\.growth": "takes twenty minutes; tests/benchmarks/toy/test_growth.py",
     r"-m benchmarks\.speed": "takes minutes on idle cores; tests/benchmarks/speed",
     r"-m benchmarks\.pretraining": "takes hours; tests/toyworld",
-    r"-m tests\.chaos": "takes an hour; tests/chaos",
+    r"-m tests\.lab\.": "takes an hour; tests/lab",
     r"-m pytest": "runs these tests",
 }
 """Why a shown command is only read by the program's own parser: the first pattern that is found in it counts."""
@@ -54,6 +54,14 @@ def commands(page: Path) -> list[str]:
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     lines = [re.sub(r"\s+# .*", "", line).removeprefix("$ ") for line in lines]
     return [line for line in dict.fromkeys(lines) if re.match(PROGRAM, line)]
+
+
+def blocks_of(page: Path, heading: str) -> list[list[str]]:
+    """The lines of each code block below a heading, without comments; continued lines are one."""
+    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+    section = re.split(rf"^#+ {heading}\n", text, flags=re.MULTILINE)[1].split("\n#")[0]
+    blocks = re.findall(r"(?:^ {4}[^\n]+\n)+", section, re.MULTILINE)
+    return [[re.sub(r"\s+# .*", "", line).strip() for line in block.splitlines()] for block in blocks]
 
 
 def name_of(page: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.pretraining import tokenizer
-from benchmarks.pretraining.signs import SignRecipe, pretrain
+from benchmarks.pretraining.signs import SignRecipe, mislabelled, pretrain
 from toyworld.world import words
 
 
@@ -37,8 +37,8 @@ def test_signs_come_from_their_seed_and_a_quarter_of_captions_is_wrong() -> None
 
 def test_the_last_stage_s_captions_mostly_name_another_word() -> None:
     captions = [words.caption("KX", "red", "a photo of")] * 1000
-    written = words.mislabelled(captions, seed=3)
-    assert written == words.mislabelled(captions, seed=3)
+    written = mislabelled(captions, seed=3)
+    assert written == mislabelled(captions, seed=3)
     assert 0.54 < np.mean([line != captions[0] for line in written]) < 0.65
     assert all(line.startswith('a photo of a red sign "') and line.endswith('"') for line in written)
     assert len(set(written)) > 100

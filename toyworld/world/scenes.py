@@ -71,7 +71,7 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
 
     Args:
         dx: x of the points, in pixels; of any shape, such as [1, W].
-        dy: y of the points, in pixels, downwards; its shape broadcasts with that of dx, such as [H, 1].
+        dy: y of the points, in pixels, downwards; its shape broadcasts with dx's, such as [H, 1].
         radius: the shape's radius in pixels.
 
     Returns:

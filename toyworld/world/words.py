@@ -5,8 +5,6 @@ files. OCR can tell all letters of this world apart at this size.
 """
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -27,9 +25,6 @@ FONT_SIZE = 17
 """Font size in pixels; two letters fill about two thirds of an image."""
 WRONG_SHARE = 0.25
 """Share of web captions with one wrong letter."""
-MISLABELLED_SHARE = 0.6
-"""Share of captions that name a random word, in the last stage of pretraining. The pipeline then generates crisp signs,
-but fewer than half show the word of their prompt, so reinforcement learning has something to learn."""
 JITTER = 1
 """Largest offset of a word from the centre, in pixels in each direction."""
 OVERSAMPLING = 8
@@ -113,16 +108,6 @@ def with_one_letter_wrong(word: str, rng: np.random.Generator) -> str:
     index = int(rng.integers(len(word)))
     other = str(rng.choice([letter for letter in LETTERS if letter != word[index]]))
     return word[:index] + other + word[index + 1 :]
-
-
-def mislabelled(captions: Sequence[str], *, seed: int) -> list[str]:
-    """Return the captions with MISLABELLED_SHARE of them naming a random word of this world."""
-    rng = np.random.default_rng(seed)
-    names = words()
-    return [
-        re.sub('"(.*)"', f'"{rng.choice(names)}"', line) if rng.random() < MISLABELLED_SHARE else line
-        for line in captions
-    ]
 
 
 def lines(split: str) -> list[dict[str, str]]:

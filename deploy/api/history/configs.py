@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.names import CONFIG
-from deploy.folder.read import config_of
+from deploy.folder.read import config_of, origin_of
 from protocol.errors import RunFolderError
 from protocol.status import Document
 
@@ -30,6 +30,9 @@ class RunConfigView(Document):
     """`config.yaml`."""
     fields: dict[str, JsonValue]
     """Every value by its dotted key, defaults included."""
+    sources: dict[str, str]
+    """What set each key: `preset NAME`, `method NAME`, `file PATH`, or `override`, on the command line or in Python; a
+    key that is left out has its default."""
 
 
 class ComparedConfig(Document):
@@ -46,7 +49,7 @@ class Differences(Document):
     """The differences among the configs of several runs."""
 
     keys: list[str]
-    """Keys in which they differ, without the seed; those that can change a result come first."""
+    """Keys in which they differ, without the seed; keys that can change a result come first."""
     left_out: int
     """Differing keys beyond the first 60."""
     runs: dict[str, ComparedConfig]
@@ -56,7 +59,9 @@ class Differences(Document):
 def view(run: Path) -> RunConfigView:
     """Return the config of a run folder (RunFolderError: it cannot be read)."""
     config = config_of(run)
-    return RunConfigView(text=config.to_yaml(), fields=config.flat_fields())
+    origin = origin_of(run)
+    sources = origin.sources if origin else {}
+    return RunConfigView(text=config.to_yaml(), fields=config.flat_fields(), sources=sources)
 
 
 def compare(runs: Mapping[str, Path]) -> Differences:
@@ -86,8 +91,8 @@ def _read(run: Path, _stamps: Stamps) -> tuple[ComparedConfig, frozenset[str]] |
     except RunFolderError:
         return None
     outcome = {key: _text(value) for key, value in config.outcome_fields().items()}
-    alike = sorted((key, value) for key, value in outcome.items() if key != SEED)
-    group = hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
+    shared = sorted((key, value) for key, value in outcome.items() if key != SEED)
+    group = hashlib.sha256(repr(shared).encode()).hexdigest()[:12]
     values = {key: _text(value) for key, value in config.flat_fields().items()}
     return ComparedConfig(group=group, seed=config.seed, values=values), frozenset(outcome)
 

@@ -135,7 +135,7 @@ class CurveCache:
         if columns is None or columns.session != status.session or columns.seq > status.lines:
             columns = _Columns(status.session)
         while columns.seq < status.lines:
-            limit = min(LINES_AT_ONCE, status.lines - columns.seq)  # no line after those that the status counts
+            limit = min(LINES_AT_ONCE, status.lines - columns.seq)  # no line beyond the status's count
             lines = await self._source.lines(status.run, since=columns.seq, limit=limit)
             for line in lines:
                 columns.add(line)

@@ -1,6 +1,7 @@
 """The evaluations of a run: scores by prompt over its iterations, and the images of its gallery."""
 
 import base64
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 from deploy.api.folder_source import Stamps, stamps_of
 from deploy.folder.heldout import SCORE, HeldoutScores, read_heldout, rounded
 from deploy.folder.names import GALLERY
+from deploy.folder.read import config_of
+from protocol.errors import RunFolderError
 from protocol.ground.files import by_iteration
 from protocol.status import Document
 from rewards.images import encoded
@@ -51,7 +54,9 @@ class GalleryImages(Document):
     prompts: list[str]
     """[G]"""
     scores: list[float | None]
-    """[G] reading of each image."""
+    """[G] mean score of all images of each prompt; the image is its first."""
+    change: str
+    """What all images score at the first evaluation and at this one; empty at the first."""
     width: int
     """Width of a cell in pixels."""
     height: int
@@ -109,6 +114,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
             iteration=iteration,
             prompts=list(held)[:MOST_IMAGES],
             scores=[rounded(score) for _, score in held.values()][:MOST_IMAGES],
+            change=_change(run, iteration, held),
             width=size[0],
             height=size[1],
             image_width=width,
@@ -118,6 +124,21 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         )
     except ValueError:
         return None
+
+
+def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]]) -> str:
+    from deploy.folder.gallery import before_after_text, read_gallery
+
+    first = min(by_iteration(run / GALLERY, ".npz"))
+    if first == iteration:
+        return ""
+    before, diversity = read_gallery(run / GALLERY, first), None
+    with suppress(RunFolderError):
+        diversity = config_of(run).diversity_reading
+    shown = [[before[prompt][1], now[prompt][1]] for prompt in now if prompt in before]
+    return before_after_text(
+        _read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity
+    )
 
 
 def _means(held: HeldoutScores, reading: str, prompts: list[str]) -> list[float | None]:

@@ -74,7 +74,7 @@ export class Lines {
       width: this.holder.clientWidth || 300,
       height: this.height,
       scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [Math.max(0, low - 1), low + 1] : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
-      axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 54, values: (_, at) => at.map(ticks) }],
+      axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 64, values: (_, at) => at.map(ticks) }],
       series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (plot, value) => Math.round(value ?? newest(plot.data[0])) }, ...series],
       bands,
       cursor: { y: false, sync: { key: by }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => this.onZoom?.(null) } },

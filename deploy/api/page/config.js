@@ -13,14 +13,14 @@ export async function showConfig(run, { session, method }, others, configs) {
   const key = JSON.stringify([run, session, others, configs]);
   if (shown.key === key) return;
   const isNew = shown.run !== run || shown.session !== session;
-  shown = { run, session, key, fields: isNew ? null : shown.fields, others, configs };
+  shown = { run, session, key, fields: isNew ? null : shown.fields, sources: isNew ? {} : shown.sources, others, configs };
   drawFiles();
   drawDifferences();
   if (!isNew && shown.fields) return;
   const mine = shown;
   try {
-    const { fields } = await ask(`/runs/${encodeURIComponent(run)}/config`);
-    if (mine.run === shown.run && mine.session === shown.session) shown.fields = fields;
+    const { fields, sources } = await ask(`/runs/${encodeURIComponent(run)}/config`);
+    if (mine.run === shown.run && mine.session === shown.session) Object.assign(shown, { fields, sources });
     $("config-notice").hidden = true;
   } catch (error) {
     if (mine.run !== shown.run || mine.session !== shown.session) return;
@@ -34,11 +34,12 @@ export async function showConfig(run, { session, method }, others, configs) {
 function drawFields() {
   const words = $("config-words").value.trim().toLowerCase();
   const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  const rows = Object.entries(shown.fields ?? {}).filter(([key, value]) => `${key}=${text(value)}`.toLowerCase().includes(words));
+  const source = (key) => shown.sources[key] ?? "default";
+  const isShown = ([key, value]) => `${key}=${text(value)} ${source(key)}`.toLowerCase().includes(words) && !($("config-changed").checked && source(key) === "default");
   $("config-rows").replaceChildren(
-    ...rows.map(([key, value]) => {
+    ...Object.entries(shown.fields ?? {}).filter(isShown).map(([key, value]) => {
       const line = document.createElement("tr");
-      line.append(Object.assign(make("th", key), { scope: "row" }), make("td", text(value), "text"));
+      line.append(Object.assign(make("th", key), { scope: "row" }), make("td", text(value), "text"), make("td", source(key)));
       return line;
     }),
   );
@@ -88,4 +89,4 @@ function drawFiles() {
   );
 }
 
-$("config-words").addEventListener("input", drawFields);
+for (const id of ["config-words", "config-changed"]) $(id).addEventListener("input", drawFields);

@@ -10,21 +10,23 @@ const POINTS = 300;
 const BARS = 60;
 const LEAST_PAUSE_MS = 1000; // between two requests for the same curves
 const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
+const klOf = (name) => (name === "train/approx_kl" ? "approximate KL" : "reference KL");
+const actorOf = (name) => name.split("/").slice(1, -1).join("/");
 
 // `metrics` are names or a pattern; `only` marks a chart of the run itself, without the compared runs.
 const CHARTS = [
   { title: "Reward", hint: "Mean reward of the finished training images of an iteration.", metrics: ["reward/mean"] },
   { title: "Held-out score", hint: "The same prompts and the same noise at every evaluation: the fair measure of progress.", metrics: ["evaluation/score"], dots: true },
   { title: "Held-out score by kind of prompt", metrics: /^evaluation\/(?!score$|missing$|reward\/)/, dots: true },
-  { title: "Held-out readings by scorer", metrics: /^evaluation\/reward\//, label: (name) => name.replace("evaluation/reward/", ""), dots: true },
-  { title: "Reward by scorer", metrics: /^reward\/(?!mean$|group_std$|missing$)/, label: (name) => name.replace("reward/", "") },
+  { title: "Held-out readings by scorer", hint: "Each scorer has a scale of its own.", metrics: /^evaluation\/reward\//, label: (name) => name.replace("evaluation/reward/", ""), dots: true },
+  { title: "Reward by scorer", hint: "Each scorer has a scale of its own.", metrics: /^reward\/(?!mean$|group_std$|missing$)/, label: (name) => name.replace("reward/", "") },
   { title: "Reward spread within a group", hint: "Std of the rewards of one prompt's images. Near 0 there is nothing to learn.", metrics: ["reward/group_std"] },
   { title: "Groups without contrast", hint: "Share of groups in which every advantage is 0.", metrics: ["group/zero_variance"] },
-  { title: "KL", hint: "approx: half the squared log ratio of an update. reference: distance to the model without adapter (learner.kl.weight).", metrics: ["train/approx_kl", "train/reference_kl"] },
+  { title: "KL", hint: "Approximate: half the squared log ratio of an update. Reference: distance to the model without adapter (learner.kl.weight).", metrics: ["train/approx_kl", "train/reference_kl"], label: klOf },
   { title: "Distance to the adapter old", metrics: ["train/old_distance_mean"] },
   { title: "Ratio", hint: "Likelihood ratio of learner and rollout: near 1 when they agree.", metrics: ["train/ratio_mean"] },
-  { title: "Ratio before the first update", hint: "Largest deviation from 1; 0 when both sides compute the same.", metrics: ["train/first_ratio_deviation"] },
-  { title: "Clipped pairs", metrics: ["train/clip_fraction"] },
+  { title: "First ratio deviation", hint: "Largest deviation of the ratio from 1 before the first update; 0 when both sides compute the same.", metrics: ["train/first_ratio_deviation"] },
+  { title: "Clip fraction", hint: "Share of pairs whose ratio left the clip range.", metrics: ["train/clip_fraction"] },
   { title: "Loss", hint: "Its sign and size mean little for this objective; watch for jumps.", metrics: ["train/loss"] },
   { title: "Gradient norm", hint: "Before clipping.", metrics: ["train/grad_norm"] },
   { title: "Missing scores", hint: "Images without a score.", metrics: ["reward/missing"] },
@@ -38,10 +40,14 @@ const BAR_CHARTS = [
   { title: "Where the time of an iteration goes", hint: "Seconds that the loop waited for each stage.", metrics: /^seconds\/(?!iteration$|evaluation$)/ },
   { title: "Work of the actors", hint: "Seconds of each part, summed over all actors: work/… in docs/metrics.md.", metrics: /^work\/.*_seconds$/ },
   { title: "Rows through the transformer", hint: "Main trajectories, completions, gradients and references.", metrics: /^work\/.*_evaluations$/ },
+  { title: "Memory of each actor, GiB", hint: "Of its process; at most eight actors of each kind.", metrics: /^usage\/.*\/memory_gib$/, label: actorOf },
+  { title: "GPU memory of each actor, GiB", hint: "In use on its GPU, by all processes.", metrics: /^usage\/.*\/gpu_memory_gib$/, label: actorOf },
+  { title: "GPU utilisation of each actor", hint: "Share of the last second in which its GPU computed, when the iteration ended.", metrics: /^usage\/.*\/gpu_share$/, label: actorOf },
 ];
 const OF_OVERVIEW = "reward/*,evaluation/score,step_reward/step_*_abs_mean,train/approx_kl,train/reference_kl,train/old_distance_mean,train/clip_fraction,train/grad_norm";
 const OF_CURVES = "reward/*,evaluation/*,group/zero_variance,train/*,seconds/iteration,seconds/evaluation,update/*";
-const OF_BARS = "seconds/*,work/*";
+const OF_BARS = "seconds/*,work/*,usage/*";
+const isCharted = (name) => [...CHARTS, ...BAR_CHARTS].some(({ metrics }) => (metrics instanceof RegExp ? metrics.test(name) : metrics.includes(name)));
 
 let shown = null; // { run, stamp, view, others: [{ run, stamp }], configs }
 let isDrawing = false;
@@ -59,6 +65,7 @@ const overview = {
 };
 const grid = CHARTS.map((spec) => cardOf(spec, $("charts")));
 const bars = BAR_CHARTS.map((spec) => cardOf(spec, $("bar-charts")));
+const further = new Map(); // by name, the chart of each metric that no chart above shows
 
 function cardOf(spec, parent) {
   const card = document.createElement("section");
@@ -83,7 +90,7 @@ export function redraw() {
   if (shown) draw();
 }
 
-const everyChart = () => [overview.reward, overview.heldout, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars].map((one) => one.lines)];
+const everyChart = () => [overview.reward, overview.heldout, overview.kl, overview.clip, overview.grad, ...[...grid, ...bars, ...further.values()].map((one) => one.lines)];
 
 // Draws once at a time; requests during a drawing lead to one more drawing after it.
 async function draw() {
@@ -137,7 +144,7 @@ async function drawOverview(of) {
   ].map((part, number) => ({ ...part, color: number }));
   overview.reward.show(reward, options);
   overview.heldout.show(parts(["evaluation/score"], () => "held-out score", true).map((part) => ({ ...part, color: 1 })), options);
-  const kl = parts(["train/approx_kl", "train/reference_kl"], (name) => (name.endsWith("approx_kl") ? "KL, approximate" : "KL to the base model"));
+  const kl = parts(["train/approx_kl", "train/reference_kl"], klOf);
   const distance = parts(["train/old_distance_mean"], () => "distance to old adapter");
   overview.kl.show(kl.length ? kl : distance, options);
   $("clip-chart").hidden = !curves.series["train/clip_fraction"];
@@ -185,9 +192,27 @@ async function drawGrid(of) {
   for (const { spec, card, lines } of bars) {
     const metrics = namesOf(spec.metrics, [worked]);
     card.hidden = !metrics.length;
+    if (spec.label) {
+      lines.show(partsOf([{ name: of.run, number: 0, runs: [worked] }], metrics, { label: spec.label }), options);
+      continue;
+    }
     const parts = metrics.map((name, color) => ({ name: last(name).replace(/ (seconds|evaluations)$/, ""), color, ...lineOf(worked, name) }));
     const isWhole = parts.every((part) => part.x === parts[0].x);
     if (parts.length) lines.show(isWhole ? parts : aligned(parts), { ...options, isStacked: true });
+  }
+  if ($("further").open) await drawFurther(of, wanted, options);
+}
+
+async function drawFurther(of, wanted, options) {
+  const held = await Promise.all(wanted.map(({ run, stamp }) => load(run, stamp, "*", POINTS).catch(() => null)));
+  if (of !== shown) return;
+  const runs = wanted.map(({ run }, at) => ({ run, curves: held[at] })).filter((one) => one.curves);
+  const groups = groupsOf(runs, of.configs);
+  const names = namesOf(/^(?!iteration$)/, runs.map((one) => one.curves)).filter((name) => !isCharted(name));
+  for (const name of names) if (!further.has(name)) further.set(name, cardOf({ title: name }, $("further-charts")));
+  for (const [name, { card, lines }] of further) {
+    card.hidden = !names.includes(name);
+    if (!card.hidden) lines.show(partsOf(groups, [name], { label: last, weight: choice.smoothing }), options);
   }
 }
 
@@ -254,5 +279,6 @@ $("smoothing").addEventListener("input", (event) => {
   keep({ smoothing: Number(event.target.value) });
   if (shown) draw();
 });
+$("further").addEventListener("toggle", () => shown && draw());
 for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", readZoom);
 for (const id of ["zoom-all", "zoomed-all"]) $(id).addEventListener("click", () => zoom(null));

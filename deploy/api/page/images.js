@@ -73,7 +73,7 @@ async function drawGallery() {
   try {
     const [now, first] = await Promise.all([gallery(iteration), gallery(iterations[0])]);
     if (drawn !== key) return;
-    $("gallery-now").textContent = [`${words}; images of ${now.image_height} x ${now.image_width} pixels`, shownWords(first, now, iterations[0]), await diversityWords(iterations[0], iteration)].filter(Boolean).join("; ");
+    $("gallery-now").textContent = [`${words}; images of ${now.image_height} x ${now.image_width} pixels`, now.change && `since iteration ${iterations[0]}: ${now.change}`].filter(Boolean).join("; ");
     const before = new Map(first.prompts.map((prompt, at) => [prompt, first.scores[at]]));
     $("gallery").replaceChildren(...now.prompts.map((prompt, at) => cell(now, at, iteration === iterations[0] ? undefined : before.get(prompt))));
     const next = iterations[Number($("gallery-at").value) + 1];
@@ -82,25 +82,6 @@ async function drawGallery() {
     drawn = "";
     say(`The images of iteration ${iteration} cannot be shown: ${error.message}.`);
   }
-}
-
-// How many of the shown images are right, or their mean score, at both iterations.
-function shownWords(first, now, since) {
-  const [before, after] = [first, now].map((one) => one.scores.filter((score) => score != null));
-  if (!before.length || !after.length) return "";
-  const isVerdict = [...before, ...after].every((score) => score === 0 || score === 1);
-  const sum = (scores) => scores.reduce((total, score) => total + score, 0);
-  const text = (scores) => (isVerdict ? `${sum(scores)} of ${scores.length}` : number(sum(scores) / scores.length));
-  return `${isVerdict ? "right" : "mean of the images shown"}: ${text(before)} at iteration ${since}, ${text(after)} now`;
-}
-
-async function diversityWords(since, iteration) {
-  if (!held.evaluations.readings.includes("diversity")) return "";
-  const found = await ask(`/runs/${encodeURIComponent(held.run)}/evaluations?${new URLSearchParams({ reading: "diversity" })}`);
-  const mean = (at) => found.scores[found.iterations.indexOf(at)]?.filter((value) => value != null);
-  const [before, after] = [since, iteration].map(mean).map((values) => (values?.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null));
-  if (before == null || after == null) return "";
-  return `diversity${after < before ? " falls:" : ""} ${number(before)} at iteration ${since}, ${number(after)} now`;
 }
 
 async function gallery(iteration) {

@@ -45,7 +45,8 @@ export function drawFacts(holder, status) {
   phase.querySelector("b").append(make("span", isStale ? "silent" : status.phase, `badge ${isStale ? "bad" : TONES[status.phase]}`));
   const age = phase.querySelector("small");
   age.id = "age";
-  const trend = rewards.trend == null ? "" : `${signed(rewards.trend)} in 10 iterations`;
+  const isChance = Math.abs(rewards.trend) <= 2 * (rewards.trend_error ?? 0);
+  const trend = rewards.trend == null ? "" : `${signed(rewards.trend)} in 10 iterations${isChance ? ", within chance" : ""}`;
   const heldout = rewards.heldout_first == null ? "" : `from ${number(rewards.heldout_first)}, at iteration ${rewards.heldout_iteration}${chance(rewards)}`;
   holder.replaceChildren(
     phase,
@@ -75,11 +76,11 @@ export function drawAttention(holder, status) {
 const percent = (digits) => (value) => (value == null ? "–" : `${(100 * value).toFixed(digits)} %`);
 const UPDATE = [
   ["Ratio, mean", "train/ratio_mean", (value) => number(value, 4)],
-  ["First ratio − 1", "train/first_ratio_deviation", small, (value, status) => value && !status.staleness],
+  ["First ratio deviation", "train/first_ratio_deviation", small, (value, status) => value && !status.staleness],
   ["Clip fraction", "train/clip_fraction", percent(1)],
-  ["KL, approximate", "train/approx_kl", small],
+  ["Approximate KL", "train/approx_kl", small],
   ["Gradient norm", "train/grad_norm", small],
-  ["Groups with equal rewards", "group/zero_variance", percent(0)],
+  ["Groups without contrast", "group/zero_variance", percent(0)],
   ["Missing scores", "reward/missing", (value) => value ?? "–", (value) => value],
 ]; // label, name in docs/metrics.md, how it is written, when it is a warning
 
@@ -195,6 +196,8 @@ export function drawConditions(holder, conditions) {
   );
 }
 
+const gib = (bytes) => (bytes == null ? "–" : (bytes / 2 ** 30).toFixed(1));
+
 export function drawActors(holder, status) {
   holder.replaceChildren(
     ...status.actors.map((actor) => {
@@ -208,6 +211,9 @@ export function drawActors(holder, status) {
         [actor.calls_per_minute || "–", "n"],
         [actor.last_seen ? clock(actor.last_seen) : "never"],
         [actor.restarts, actor.restarts ? "n warn" : "n"],
+        [gib(actor.usage.memory_bytes), "n"],
+        [gib(actor.usage.gpu_memory_bytes), "n"],
+        [actor.usage.gpu_share == null ? "–" : `${Math.round(100 * actor.usage.gpu_share)} %`, "n"],
       ]);
       line.title = [
         actor.node_id && `Ray node ${actor.node_id}`,

@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.estimate import GIB, Estimate, recounted
-from deploy.tools.memory import MIB, RoleMemory, roles_of
+from deploy.tools.memory import GPUS_OF_A_NODE, MIB, RoleMemory, nodes_of, roles_of
 from deploy.tools.planning.balance import balance_line, balance_of
 from deploy.tools.planning.scoring import scoring_of
 from protocol.config.run import RunConfig
 
-GPUS_OF_A_NODE = 8
 REST = 0.07
 """Share of an iteration in which no part computes: publication, the driver, waiting. A run on one H100 spent 0.9 of its
 12.7 s so (docs/performance.md)."""
@@ -66,7 +65,6 @@ def plan_of(config: RunConfig, found: Estimate, *, heldout: int, tflops: float) 
     """Compute how long a run takes.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
         heldout: number of held-out prompts.
         tflops: rate of one GPU in forwards, gradients and decoding, in 10^12 operations per second.
@@ -109,9 +107,7 @@ def plan_lines(
     """Describe what a run computes, needs and takes.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
-        prompts: number of prompts to train on.
         heldout: number of held-out prompts.
         tflops: rate of one GPU, see `plan_of`; without it there are no seconds.
 
@@ -155,7 +151,7 @@ def memory_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
 
 def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
     """Return how many nodes of `GPUS_OF_A_NODE` GPUs a run needs, and the peak of host memory on the driver's node."""
-    nodes = math.ceil(config.reserved.get("GPU", 0.0) / GPUS_OF_A_NODE) or 1
+    nodes = nodes_of(config)
     host = 0
     for each in roles:
         size = sum(each.host.values())
@@ -193,10 +189,9 @@ def time_lines(config: RunConfig, plan: Plan, *, tflops: float) -> Iterator[str]
 def method_lines(
     config: RunConfig, found: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
 ) -> Iterator[str]:
-    """Compare the cost of a run with that of other methods at the same scale.
+    """Compare a run's cost with the cost of other methods at the same scale.
 
     Args:
-        config: config of the run.
         found: estimate of the same config.
         others: the config with another method, by the method's name.
         heldout: number of held-out prompts.

@@ -50,9 +50,6 @@ def seconds_of(config: RunConfig, reward: RewardConfig, found: Estimate, *, tflo
     """Estimate the seconds in which a reward's actors score the images of an iteration.
 
     Args:
-        config: config of the run.
-        reward: one of its rewards.
-        found: the run's estimate.
         tflops: rate of a GPU with the transformer, in 10^12 operations per second; TF32 has half of it.
 
     Returns:
@@ -103,6 +100,6 @@ def measured_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
 
 
 def _own_weights(reward: RewardConfig) -> bool:
-    """Tell whether the reward's arguments name other weights than those of the table."""
+    """Tell whether the reward's arguments name other weights than the table."""
     named = {key for key in OWN & reward.args.keys() if (key, reward.args[key]) != ("detector", PHOTOS)}
     return bool(named) and reward.scorer != "hpsv2"  # which has no default

@@ -1,6 +1,6 @@
 """Makes training prompts for GenEval (arXiv 2310.11513) from the forms of its six tasks, without its 553 test prompts.
 
-The classes, colours and forms of the sentences are GenEval's; the share of each task is that of Flow-GRPO's training
+The classes, colours and forms of the sentences are GenEval's; the share of each task is as in Flow-GRPO's training
 set (`dataset/merge_genevaltask.py` of its released code). A task with fewer prompts than its share repeats all of them
 equally often.
 """

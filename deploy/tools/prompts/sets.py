@@ -8,9 +8,11 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from protocol.errors import PromptError, one_line
 from protocol.ground.files import sha256_of, write_whole, writing
@@ -33,6 +35,8 @@ class Source:
     """Otherwise git's id of the content, which the commit's tree names."""
     read: Callable[[str], list[str]] | None = None
     """Turns the content into lines of a prompt file; None if it is one already."""
+    suffix: str = ".txt"
+    """Of the prompt file that `read` makes."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,23 @@ def _column(name: str, delimiter: str) -> Callable[[str], list[str]]:
 
 def _different(content: str) -> list[str]:
     return list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+
+
+def _by_atoms(content: str) -> list[str]:
+    """Give each prompt of GenEval 2 its number of atoms as tag."""
+    lines = [json.loads(line) for line in content.splitlines() if line.strip()]
+    return [json.dumps({"tag": f"atoms_{line['atom_count']:02d}", **line}) for line in lines]
+
+
+def _dpg(content: str) -> list[str]:
+    """Join the questions of each prompt of DPG-Bench. The first row is left out, as in the release's evaluation."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in list(csv.DictReader(StringIO(content)))[1:]:
+        line = found.setdefault(row["item_id"], {"prompt": " ".join(row["text"].split()), "questions": []})
+        parents = [int(number) for number in row["dependency"].split(",")]
+        question = {"id": int(row["proposition_id"]), "question": row["question_natural_language"], "parents": parents}
+        line["questions"].append(question)
+    return [json.dumps(line) for line in found.values()]
 
 
 FLOW_GRPO = "https://raw.githubusercontent.com/yifan123/flow_grpo/ac4c86e8cae021841f1fde853d340e0db67690dd/dataset"
@@ -87,6 +108,7 @@ SETS = {
             f"{FLOW_GRPO}/geneval/test_metadata.jsonl",
             sha256="cec4b24b9fee7bac21c8f787054ecc8dc9ff831674037713a4cd35e0f0a74a28",
             read=_different,
+            suffix=".jsonl",
         ),
     ),
     "drawbench": PromptSet(
@@ -97,7 +119,7 @@ SETS = {
             read=_different,
         ),
     ),
-    "parti": PromptSet(
+    "partiprompts": PromptSet(
         about="PartiPrompts (P2)",
         heldout=Source(
             f"{PARTI}/PartiPrompts.tsv",
@@ -106,31 +128,39 @@ SETS = {
         ),
     ),
     "dpg": PromptSet(
-        about="DPG-Bench, long prompts",
+        about="DPG-Bench, long prompts with questions as metadata",
         heldout=Source(
             f"{ELLA}/dpg_bench/dpg_bench.csv",
             blob="98457fc9901943f51ff9a30367250fc292533bed",
-            read=_column("text", ","),
+            read=_dpg,
+            suffix=".jsonl",
         ),
     ),
     "geneval2": PromptSet(
-        about="GenEval 2, with its questions as metadata; the scorer `geneval` does not read them",
+        about="GenEval 2, with its questions as metadata",
         heldout=Source(
             f"{GENEVAL_2}/geneval2_data.jsonl",
             sha256="09233adbc9f877fba205f1a20efa4a8640e7e62a91dfd55893562bed8a928e43",
+            read=_by_atoms,
+            suffix=".jsonl",
         ),
     ),
 }
 """The sets by name."""
+GENEVAL_2_SCRIPT = Source(
+    f"{GENEVAL_2}/evaluation.py", sha256="90791e35321a1a2bf65366517dd60f39037f90435490eb122c0027b52d42cda9"
+)
+"""The release's evaluation, which holds the words that go with a question."""
 
 
-def fetch_set(name: str, found: PromptSet, folder: Path) -> Iterator[tuple[str, Path, str]]:
+def fetch_set(
+    name: str, found: PromptSet, folder: Path, *, keys: Collection[str] = ("train", "heldout")
+) -> Iterator[tuple[str, Path, str]]:
     """Make the prompt files of a set, from the cache or its addresses.
 
     Args:
-        name: the set's name.
-        found: the set.
         folder: cache; the files go to a folder of the set's name in it.
+        keys: which files are wanted.
 
     Yields:
         The key under `data` that takes a file, its path, and what is known of the content.
@@ -140,26 +170,35 @@ def fetch_set(name: str, found: PromptSet, folder: Path) -> Iterator[tuple[str, 
         RunFolderError: the cache cannot be written.
     """
     for key, source in (("train", found.train), ("heldout", found.heldout)):
-        if source is None:
+        if source is None or key not in keys:
             continue
-        raw = folder / name / Path(source.url).name
-        with writing(raw, "--cache"):
-            raw.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not raw.exists()
-            if is_new:
-                _download(source.url, raw)
-        known = _checked(source, raw, is_new=is_new)
+        raw, known = fetch(source, folder / name)
         yield key, _as_prompts(source, raw, key), known
+
+
+def fetch(source: Source, folder: Path) -> tuple[Path, str]:
+    """Return a file in the cache, fetched if it is not there, and what is known of its content.
+
+    Raises:
+        PromptError: the address does not answer or sends something else.
+        RunFolderError: the cache cannot be written.
+    """
+    raw = folder / Path(source.url).name
+    with writing(raw, "--cache"):
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not raw.exists()
+        if is_new:
+            _download(source.url, raw)
+    return raw, _checked(source, raw, is_new=is_new)
 
 
 def _as_prompts(source: Source, raw: Path, key: str) -> Path:
     if source.read is None:
         return raw
-    suffix = ".jsonl" if raw.suffix == ".jsonl" else ".txt"
-    path = raw.with_name(f"{key}_prompts{suffix}")
+    path = raw.with_name(f"{key}_prompts{source.suffix}")
     try:
         lines = source.read(raw.read_text(encoding="utf-8"))
-    except (KeyError, UnicodeDecodeError, csv.Error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
         raise PromptError(f"{raw} must have the published form, got {one_line(error)}: delete it") from None
     with writing(path, "--cache"):
         write_whole(path, "".join(f"{line}\n" for line in lines))

@@ -94,6 +94,7 @@ class Flux(PackedBackbone):
 def pack(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:
     """Pack each 2 x 2 block of latents into one token of 4 C channels, row by row, as FLUX was trained."""
     count, channels, height, width = latents.shape
+    # B, row, column, C, row in the block, column in the block
     cells = latents.view(count, channels, height // PACK, PACK, width // PACK, PACK).permute(0, 2, 4, 1, 3, 5)
     return cells.reshape(count, (height // PACK) * (width // PACK), channels * PACK**2)
 

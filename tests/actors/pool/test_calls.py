@@ -10,7 +10,6 @@ import ray
 from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
 
 from actors.pool.calls import ActorFailedError, answer, death
-from tests.support.services.local_ray import local_ray
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 17\n\tip: 10.0.0.2\nThe actor "
 EXIT = "is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
@@ -58,6 +57,8 @@ class Mortal:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_the_log_keeps_ray_s_text_of_a_killed_actor(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
@@ -66,7 +67,7 @@ def test_the_log_keeps_ray_s_text_of_a_killed_actor(caplog: pytest.LogCaptureFix
         await answer(actor.die.remote(), timeout_s=60)
 
     line = r"^its process \d+ on \S+ died \(SYSTEM_ERROR\): it crashed or was killed"
-    with local_ray(cpus=1), pytest.raises(ActorFailedError, match=line):
+    with pytest.raises(ActorFailedError, match=line):
         asyncio.run(ask())
     (told,) = [record for record in caplog.records if "Ray says" in record.message]
     assert "Worker exit detail" in told.getMessage() and told.levelno == logging.INFO

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly
 from tests.support.runs.sinks import Silent, Told
-from tests.support.services.local_ray import local_ray
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 NODES = NodeFailures(within_s=60)
 
 
@@ -64,12 +63,6 @@ class Moody:
             else:
                 reasons.append(str(line.get("never", "")))
         return partly(images[:, 0, 0, 0], reasons, {"actor": [os.getpid() % 9999] * len(images)})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(cpus=4, resources={"ocr_node": 1}):
-        yield
 
 
 def pools(tiny_config: Any, sink: StatusSink | None = None, **reward: Any) -> RewardPools:
@@ -158,6 +151,7 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
     assert source.rewards["crowd"].retried == 10, "whole groups"
 
 
+@pytest.mark.whole
 def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     tiny_config: Any, tmp_path: Path
 ) -> None:
@@ -184,6 +178,7 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     assert source.rewards["crowd"].retried == 2 + 2 * 2, "the images of a prompt are tried again together"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("on_failure", ["missing", "pause"])
 def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluation(
     tiny_config: Any, monkeypatch: pytest.MonkeyPatch, on_failure: str
@@ -231,6 +226,7 @@ def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_confi
         run(pools(tiny_config, on_failure="fail"), request)
 
 
+@pytest.mark.whole
 def test_a_scorer_that_raises_shows_its_line_and_its_traceback_is_in_the_log_of_the_run_once(
     tiny_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +271,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
     assert reward.paused_because == "" and reward.paused_s >= 0.2 and reward.missing == 0
 
 
+@pytest.mark.whole
 def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     source = pools(tiny_config, on_failure="pause", tries=1)
@@ -298,6 +295,7 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
     assert (reward.missing, reward.paused_because) == (2, "") and reward.paused_s > 0
 
 
+@pytest.mark.whole
 def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     door, knock = tmp_path / "door", tmp_path / "door.knock"
@@ -333,6 +331,7 @@ def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: An
     assert desired == 3
 
 
+@pytest.mark.whole
 def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0, "timeout_s": 20.0, "on_failure": "pause", "tries": 1}

@@ -1,26 +1,9 @@
-"""Every way of completing is what its name says; a row is the mean rank correlation with the reference."""
+"""A row of the fidelity table is the mean rank correlation with the reference."""
 
 import numpy as np
 import pytest
 
 from benchmarks.fidelity.completion import WAYS, Point, summarise
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_every_way_is_what_its_name_says(name: str) -> None:
-    way, (first, *rest) = WAYS[name], name.replace(",", "").split()
-    if first in ("euler", "adams", "heun"):
-        spacing = "schedule" if name.endswith(("schedule spacing", "tapered")) else "even"
-        assert (way.rule, way.solver, way.substeps, way.spacing) == ("ode", first, int(rest[0]), spacing)
-        assert way.tapers == name.endswith("tapered")
-    elif first == "remaining":
-        assert (way.rule, way.solver) == ("schedule", "adams" if name.endswith("adams") else "euler")
-    else:
-        assert first in ("tweedie", "fine")
-
-
-def test_no_two_names_are_one_way() -> None:
-    assert len({way.model_dump_json() for way in WAYS.values()}) == len(WAYS)
 
 
 def test_a_row_is_the_mean_rank_correlation_over_the_points_that_the_reference_ranks() -> None:

@@ -30,6 +30,7 @@ def refused(*words: str) -> str:
     return done.output
 
 
+@pytest.mark.whole
 def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     words = ["--tiny", "--device", "cpu", "--members", "2", "--guidance", "4.5", "--checkpointing"]
@@ -44,6 +45,7 @@ def test_it_runs_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     assert figures["learner, share of bf16 peak"] == pytest.approx(figures["learner, TFLOP/s"])
 
 
+@pytest.mark.whole
 def test_whole_iterations_of_the_preset_run_from_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     """The same command trains on a GPU, there on Ray."""
     file, folder, prompts = tmp_path / "figures.json", tmp_path / "runs" / "run", tmp_path / "prompts.txt"

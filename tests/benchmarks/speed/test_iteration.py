@@ -38,6 +38,7 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.whole
 def test_the_parts_of_an_iteration_are_most_of_it_and_none_counts_twice(
     tmp_path: Path, tiny_sd3: Path, nested: list[str]
 ) -> None:

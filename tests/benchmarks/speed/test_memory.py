@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.speed.memory import Cell, learn, roll_out, score
 from deploy.presets import load_config
 from tests.support.runs.scene import preset
 
 
+@pytest.mark.whole
 def test_each_role_does_its_work_with_what_the_one_before_left(tmp_path: Path, tiny_sd3: Path) -> None:
     config = load_config(str(preset(tmp_path, tiny_sd3)), overrides=[])
     work = tmp_path / "work"

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.simulated import Times
 from benchmarks.speed.scale import Size, cluster, enough, measure, sweep_sizes
+from tests.support.scenes import long_scene
 
 TIMES = Times(shard_s=0.2, score_s=0.02, pair_s=0.001, jitter=0.1, adapter_mb=0.1)
 
@@ -22,6 +23,7 @@ def test_a_sweep_changes_one_side_at_a_time_and_says_how_many_are_enough():
     assert enough([*rows, {"side": "rewards", "rewards": 1, "shards_per_s": 99.0}], "workers") == 4
 
 
+@long_scene
 @pytest.mark.ray
 @pytest.mark.whole
 def test_a_short_measurement_gives_every_figure():

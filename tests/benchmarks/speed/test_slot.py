@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.speed.slot.__main__ import PARTS, SECONDS, Part, main, measured
-from tests.support.faults.cluster import long_scene
 from tests.support.paths import ROOT
+from tests.support.scenes import long_scene
 from tests.support.worlds.bare import bare_environment
 
 TINY = ("--device", "cpu", "--tiny")

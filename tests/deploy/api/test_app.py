@@ -26,12 +26,13 @@ from deploy.api.auth import Access, is_loopback, read_token
 from deploy.api.cache import FRESH_S
 from deploy.api.middleware import Guard
 from deploy.api.problems import Problem
+from deploy.api.prometheus import exposition
 from deploy.api.serve import listen
 from deploy.board.board import Board, Update
 from deploy.board.embedded import BoardServer
 from protocol.commands import Command
 from protocol.errors import BoardError, ConfigError
-from protocol.status import Event, MetricLine, Rewards
+from protocol.status import ActorStatus, Event, MetricLine, Rewards, Usage
 from tests.support.paths import ROOT
 from tests.support.runs.statuses import a_record, a_status
 from tests.support.services.serving import AUTHORISED, TOKEN, Serve
@@ -490,3 +491,18 @@ def test_schemathesis_finds_no_unexpected_answer(api):
 
         probe()
     assert {"/runs", "/runs/{run}", "/runs/{run}/actors/{pool}", "/runs/{run}/commands", "/metrics"} <= seen
+
+
+def test_prometheus_has_what_each_actor_uses():
+    used = Usage(memory_bytes=2**30, gpu_memory_bytes=2**33, gpu_share=0.875)
+    actors = [
+        ActorStatus(name="rollout-0", kind="rollout", state="busy", usage=used),
+        ActorStatus(name="reward/red-0", kind="reward/red", state="idle", usage=Usage(memory_bytes=2**29)),
+    ]
+    lines = exposition([a_status("alive", actors=actors)]).decode().splitlines()
+    assert [line for line in lines if line.startswith("flowcredit_actor_")] == [
+        'flowcredit_actor_memory_bytes{actor="rollout-0",run="alive"} 1.073741824e+09',
+        'flowcredit_actor_memory_bytes{actor="reward/red-0",run="alive"} 5.36870912e+08',
+        'flowcredit_actor_gpu_memory_bytes{actor="rollout-0",run="alive"} 8.589934592e+09',
+        'flowcredit_actor_gpu_share{actor="rollout-0",run="alive"} 0.875',
+    ]

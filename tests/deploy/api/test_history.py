@@ -218,6 +218,11 @@ def test_images_of_an_evaluation_fit_a_page(client, folder, tmp_path):
     found = client.get("/runs/mine_1/gallery/15").json()
     assert (found["media"], found["width"], found["height"]) == ("image/png", 32, 32)
     assert len(found["prompts"]) == len(found["scores"]) == 12
+    evaluations = client.get("/runs/mine_1/evaluations").json()
+    by_prompt = dict(zip(evaluations["prompts"], evaluations["scores"][1], strict=True))
+    assert found["scores"] == [pytest.approx(by_prompt[prompt], abs=1e-5) for prompt in found["prompts"]]
+    assert "score of all 48 images: " in found["change"]
+    assert client.get("/runs/mine_1/gallery/0").json()["change"] == ""
     (gallery := tmp_path / "gallery").mkdir()
     large = np.zeros((2, 1024, 512, 3), np.uint8)
     np.savez(

@@ -13,6 +13,7 @@ from tests.support.runs.long import a_long_run
 from tests.support.services.browsing import act, count, resize, started_browser, text, wait_for
 from tests.support.services.serving import servers
 
+pytestmark = pytest.mark.whole
 VIEWS = ("overview", "curves", "images", "runs", "config", "events")
 READY = {
     "overview": "#reward-chart canvas",
@@ -102,12 +103,20 @@ def test_runs_stand_beside_each_other_and_seeds_are_one_line(visit):
     assert set(wanted) <= set(shown)
     assert {"Seconds per iteration", "Where the time of an iteration goes", "Work of the actors"} <= set(shown)
     assert "missing scores" in text(page, "#zeros"), "what is always 0 has no chart"
+    assert label(page, "Memory of each actor, GiB").endswith(": rollout-0 now 1.500")
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_every_metric_has_a_chart_by_its_name(visit):
+    page = visit("curves", "mine_1", "other")
+    assert not label(page, "step_reward/step_0_abs_mean")
+    page.find_element("css selector", "#further summary").click()
+    wait_for(page, lambda: ", other now" in label(page, "step_reward/step_0_abs_mean"))
 
 
 def test_axis_smoothing_and_zoom_persist(visit):
     page = visit("curves")
-    assert "KL: approx kl now" in label(page, "KL")
+    assert "KL: approximate KL now" in label(page, "KL")
     set_value(page, "#smoothing", 0.9)
     set_value(page, "#zoom-from", 10, "change")
     set_value(page, "#zoom-to", 20, "change")
@@ -165,7 +174,7 @@ def test_the_slider_goes_through_the_evaluations(visit):
     shown = re.findall(r"(\d\.\d+) \(([+−]\d\.\d+)\)", newest)
     now = [float(score) for score, _ in shown]
     first = [float(score) - float(change.replace("−", "-")) for score, change in shown]
-    said = re.search(r"mean of the images shown: (\S+) at iteration 0, (\S+) now", text(page, "#gallery-now"))
+    said = re.search(r"since iteration 0: mean of the 12 shown: (\S+) → (\S+); score", text(page, "#gallery-now"))
     assert said and [float(mean) for mean in said.groups()] == pytest.approx([sum(first) / 12, sum(now) / 12], abs=2e-3)
     page.find_element("css selector", "#gallery-at").send_keys("\ue012" * 3)  # the left arrow
     wait_for(page, lambda: text(page, "#gallery-now").startswith("iteration 0, 1 of 4"))
@@ -241,6 +250,14 @@ def test_a_file_is_saved_under_the_name_of_its_run(visit, tmp_path: Path):
     wait_for(page, lambda: (tmp_path / "mine_1_metrics.jsonl").exists())
     page.find_elements("css selector", "#files button")[0].click()
     wait_for(page, lambda: "the run has no whole checkpoint yet" in text(page, "#files-notice"))
+
+
+def test_the_config_says_what_set_a_value_and_shows_only_those_that_were_set(visit):
+    page = visit("config")
+    assert "seed\t1\toverride" in text(page, "#config-rows")
+    assert "group.size\t4\tdefault" in text(page, "#config-rows")
+    page.find_element("css selector", "#config-changed").click()
+    wait_for(page, lambda: text(page, "#config-rows") == "seed\t1\toverride")
 
 
 def test_events_have_dates_and_are_filtered(visit):

@@ -24,7 +24,7 @@ from protocol.errors import BoardError, DamagedError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 from tests.support.pairwise import pairwise
 from tests.support.paths import ROOT
-from tests.support.services.boards import KINDS, board_of, end_server, redis_over_tls
+from tests.support.services.boards import KINDS, board_of, end_server
 from tests.support.waiting import PATIENCE_S, until, wait_until
 
 KEEP_S = 3600.0
@@ -58,13 +58,9 @@ async def answering(board: Board) -> None:
     await until(answers)
 
 
-SERVERS = (*KINDS, "redis over TLS with a password")
-
-
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("board")
-    with redis_over_tls(folder) if "TLS" in request.param else board_of(request.param, folder) as found:
+    with board_of(request.param, tmp_path_factory.mktemp("board")) as found:
         yield found
 
 
@@ -230,7 +226,7 @@ PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "com
 
 @pytest.mark.parametrize(
     ("url", "part", "value"),
-    pairwise(url=SERVERS, part=[*PARTS, "runs"], value=["a string", b"\xff", {"a": "hash"}]),
+    pairwise(url=KINDS, part=[*PARTS, "runs"], value=[b"\xff", {"a": "hash"}]),
     indirect=["url"],
 )
 def test_publishing_heals_whatever_stands_there_instead(url, prefix, part, value):

@@ -167,7 +167,7 @@ def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatc
     assert "got none for ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "127.0.0.1:x"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:x"])
 def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset, tmp_path, monkeypatch, capsys):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
@@ -218,7 +218,7 @@ def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys)
     assert line.endswith("cannot be written: Not a directory; fix that or set --run")
 
 
-@pytest.mark.parametrize("words", ["train {preset} --local --run", "status", "verify", "report", "serve", "stop"])
+@pytest.mark.parametrize("words", ["train {preset} --local --run", "status", "report"])
 def test_a_folder_that_the_system_refuses_to_look_for_is_one_line(words, preset, tmp_path, monkeypatch, capsys):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
@@ -287,7 +287,6 @@ def test_a_program_without_an_output_runs() -> None:
     [
         (".venv/bin/flowcredit", "", ".venv/bin/flowcredit"),
         ("/x/.venv/bin/flowcredit", str(Path(sys.executable).parent), "flowcredit"),
-        ("/x/flowcredit/__main__.py", "", "flowcredit"),
     ],
 )
 def test_the_way_to_the_page_is_a_command_that_the_shell_finds(

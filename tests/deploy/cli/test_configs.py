@@ -11,12 +11,14 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from deploy.api.history.configs import view
 from deploy.cli.app import COMMANDS, app
 from deploy.cli.training import DEMO
 from deploy.folder.read import lines_of
+from deploy.folder.run_folder import open_run_folder
 from deploy.presets import load_config, method_names, preset_names, sources
 from protocol.errors import FlowcreditError, InputError
-from tests.support.faults.disks import files_limited
+from tests.support.full_disk import files_limited
 
 
 def said(*words: str) -> str:
@@ -36,6 +38,25 @@ def test_every_value_has_its_source() -> None:
     assert {key: row["value"] for key, row in rows.items()} == load_config(
         "toy_geneval", overrides=["group.size=8"]
     ).flat_fields()
+
+
+def test_a_run_remembers_what_set_its_values_and_a_resume_what_set_those_that_differ(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def opened(*words: str) -> None:
+        config = load_config("toy_geneval", overrides=words)
+        open_run_folder(path, config, sources=sources("toy_geneval", overrides=words)).close()
+
+    opened("seed=7", "method=flow_grpo")
+    opened("seed=7", "method=flow_grpo", "iterations=3", "group.size=36")
+    shown = said("config", str(path), "--changed")
+    assert shown.startswith("# method flow_grpo\n")
+    lines = {line.split()[0]: line.rpartition("  # ")[2] for line in shown.splitlines()[1:]}
+    assert lines["seed"] == lines["iterations"] == "override"
+    assert lines["credit.rule"] == "method flow_grpo"
+    assert lines["group.size"] == "preset toy_geneval", "it has the same value as before"
+    assert "checkpoint.keep" not in lines
+    assert view(path).sources == lines
 
 
 def test_a_method_that_is_asked_for_wins_over_the_preset_and_one_of_the_preset_does_not(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_a_run_that_rolls_out_another_adapter_than_it_trains_is_scored_with_the_
     assert only["score"] == lines_of(other)[-1]["evaluation/score"]
 
 
+@pytest.mark.whole
 @pytest.mark.ray
 def test_on_ray_two_actors_give_the_same(run: Path, tmp_path: Path) -> None:
     words = ("evaluation.batch=2", "evaluation.height=12", "evaluation.width=8", "--base", "--adapter-share", "0.5")
@@ -175,21 +176,6 @@ def test_words_may_set_more_of_a_further_scorer(run: Path) -> None:
         said("eval", run, "rewards.m={scorer: 'tests.support.rewards.judges:Redness', use: evaluate}", *scorer)
 
 
-def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: Path) -> None:
-    tags = ("single_object", "counting")
-    lines = [{"tag": tag, "include": [{"class": "circle", "count": 1}], "prompt": f"a circle: {tag}"} for tag in tags]
-    prompts = tmp_path / "geneval.jsonl"
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    reward = "rewards.judge={scorer: geneval, use: evaluate, args: {detector: 'toyworld.world.detector:ShapeDetector'}}"
-    words = (reward, "--prompts", prompts, "--geneval", "--json")  # data.train does not fit this scorer
-    found = json.loads(said("eval", run.parent / "preset.yaml", *words))
-    (only,) = found["results"]
-    assert only["scores"]["component"] == "judge/correct"
-    assert only["images"] == 8
-    assert list(only["by_tag"]) == list(tags)
-    assert only["score"] == pytest.approx(np.mean(list(only["by_tag"].values())))
-
-
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
@@ -204,7 +190,9 @@ def test_genevals_protocol_takes_four_images_of_every_kind(run: Path, tmp_path: 
             "above 0 and at most 1, got 0",
         ),
         (["eval", "toy_geneval", "--adapter-share", "0.5"], "--adapter-share is "),
-        (["eval", "RUN", "--geneval"], "--geneval needs a reward with the scorer geneval, got ..redness"),
+        (["eval", "RUN", "--suite", "genevall"], "unknown suite 'genevall': did you mean 'geneval'"),
+        (["eval", "RUN", "--suite", "ocr", "--prompts", "x.txt"], "--suite has prompts of its own"),
+        (["eval", "lora.safetensors"], "is a LoRA: name the preset or folder of its model"),
         (["eval", "RUN", "--scorer", "redness=x.y:Z"], "--scorer must have a new name, got 'redness'"),
         (["eval", "RUN", "--prompts", "nothing.txt"], "prompt file nothing.txt does not exist"),
         (["eval", "RUN", "--iteration", "7"], "must hold the checkpoint iteration_000007"),

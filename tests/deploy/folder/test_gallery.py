@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.folder.gallery import read_gallery, told, write_before_after, write_gallery
-from deploy.folder.heldout import write_heldout
+from deploy.folder.gallery import before_after_text, read_gallery, write_before_after, write_gallery
+from deploy.folder.heldout import read_heldout, write_heldout
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.progress import Progress
@@ -130,22 +130,23 @@ def test_an_evaluation_whose_images_cannot_be_drawn_keeps_its_score(tiny_config,
     ]
 
 
-def test_the_title_counts_what_is_shown_and_says_what_all_images_score_and_that_diversity_fell(tmp_path):
-    """Eight images of two prompts: one right before, three after; of the two shown, none and then both."""
+def test_the_title_says_what_all_images_score_and_that_diversity_fell(tmp_path):
+    """Eight images of two prompts: one right before, three after; the first of a prompt is wrong, then right."""
     (tmp_path / "gallery").mkdir()
     prompts = tuple(Prompt(index=i, text=f"a circle {i}") for i in range(2))
     for iteration, scores, diversity in ((0, [[0, 1, 0, 0], [0] * 4], 0.5), (9, [[1, 0, 1, 0], [1, 0, 0, 0]], 0.2)):
         tables = {"score": np.array(scores, float), "diversity": np.full((2, 4), diversity)}
         gallery = tuple(
-            (p, np.zeros((8, 8, 3), np.uint8), float(row[0])) for p, row in zip(prompts, scores, strict=True)
+            (p, np.zeros((8, 8, 3), np.uint8), float(np.mean(row))) for p, row in zip(prompts, scores, strict=True)
         )
         found = replace(evaluation(0, 0.0), gallery=gallery, prompts=prompts, by_image=tables)
         write_gallery(tmp_path / "gallery", iteration, found)
         write_heldout(tmp_path / "gallery", iteration, found, EvaluationConfig())
-    said = told(tmp_path, [[0.0, 1.0], [0.0, 1.0]], first=0, last=9, diversity="diversity")
-    assert said == (
-        "right: 0 of 2 → 2 of 2 shown; score of all 8 images: 0.125 → 0.375; diversity falls: 0.500 → 0.200"
-    )
+    held, both = read_heldout(tmp_path), [[0.25, 0.5], [0.0, 0.25]]
+    said = before_after_text(held, both, first=0, last=9, diversity="diversity")
+    assert said == "score of all 8 images: 0.125 → 0.375; diversity falls: 0.500 → 0.200"
+    one = before_after_text(held, both[:1], first=0, last=9, diversity=None)
+    assert one == "mean of the 1 shown: 0.250 → 0.500; score of all 8 images: 0.125 → 0.375"
     assert write_before_after(tmp_path / "gallery", first=0, last=9, diversity="diversity").is_file()
 
 

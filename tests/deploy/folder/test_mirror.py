@@ -19,7 +19,7 @@ from learner.checkpoint import newest_checkpoint
 from protocol.errors import CheckpointError, RunFolderError
 from protocol.ground.files import by_iteration
 from protocol.messages import Adapter, LearnerState, digest_of
-from tests.support.faults.disks import files_limited
+from tests.support.full_disk import files_limited
 
 
 def state(iteration: int) -> LearnerState:

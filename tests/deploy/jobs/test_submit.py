@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from deploy.jobs.submit import PACKAGES, Submission, connect
+from deploy.cli.app import app
+from deploy.jobs.submit import MIB, PACKAGES, Submission, connect
 from protocol.errors import ConfigError
+from protocol.ground.addresses import secrets_among
 from tests.support.paths import ROOT
 from tests.support.services.serving import free_port
 
@@ -33,18 +36,55 @@ def test_from_any_other_folder_the_packages_travel_too(tmp_path):
         working_dir=tmp_path,
         runtime_env=given,
         variables={"A": "line"},
-        board="redis://:word@head:6379/0",
     ).environment()
     assert [Path(module).name for module in environment["py_modules"]] == list(PACKAGES)
     assert all((Path(module) / "__init__.py").is_file() for module in environment["py_modules"])
     assert environment["pip"] == ["einops"]
     assert "data" in environment["excludes"]
-    assert environment["env_vars"] == {
-        "RAY_JOB_STOP_WAIT_TIME_S": "130",
-        "A": "line",
-        "B": "file",
-        "FLOWCREDIT_BOARD": "redis://:word@head:6379/0",
+    assert environment["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "130", "A": "line", "B": "file"}
+
+
+def test_a_folder_that_ray_would_not_take_is_refused_with_its_largest_entries_before_anything_is_sent(tmp_path):
+    def make(name: str, mib: int) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(mib * MIB)
+
+    for name, mib in {"a/one.bin": 40, "a/two.bin": 30, "b.bin": 28, "mine.yaml": 0, "runs/old.bin": 500}.items():
+        make(name, mib)
+    submission = Submission(preset="toy_geneval", working_dir=tmp_path)
+    assert submission.environment()
+    make("c.bin", 5)
+    with pytest.raises(
+        ConfigError, match=r"at most 100 MiB.* got 103 MiB.*\.rayignore.* a \(70 MiB\), b\.bin \(28 MiB\)"
+    ):
+        submission.environment()
+    (tmp_path / ".rayignore").write_text("one.bin\n")
+    assert submission.environment()
+
+
+def test_no_secret_is_sent_unasked_and_one_that_is_asked_for_is_named(monkeypatch, tmp_path):
+    for name, value in {"FLOWCREDIT_BOARD": "redis://:word@b/0", "HF_TOKEN": "word", "PLAIN": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    words = ["submit", "toy_geneval", "--address", f"http://127.0.0.1:{free_port()}"]
+    said = CliRunner().invoke(app, words).output
+    assert "note: FLOWCREDIT_BOARD, HF_TOKEN not sent: " in said and "word" not in said
+    said = CliRunner().invoke(app, [*words, "--env", "FLOWCREDIT_BOARD", "--env", "PLAIN", "--env", "HF_TOKEN"]).output
+    assert "note: FLOWCREDIT_BOARD, HF_TOKEN: Ray writes env_vars to its logs" in said and "word" not in said
+
+
+def test_secrets_are_told_by_name_or_by_a_password_in_an_address():
+    free = {"A": "redis://b/0", "TOKENIZERS_PARALLELISM": "1", "RAY_AUTH_TOKEN_PATH": "/a", "URL": "http://a/b:c@d"}
+    held = {
+        "HF_TOKEN": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PGPASSWORD": "x",
+        "A": "redis://:w@b/0",
+        "B": "rediss://b/0?password=w",
     }
+    assert secrets_among(free) == []
+    assert secrets_among(held) == list(held)
 
 
 @pytest.mark.parametrize(

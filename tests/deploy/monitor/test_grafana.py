@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from deploy.presets import load_config
+from protocol.status import Usage
 from tests.support.paths import ROOT
 from tests.support.programs import need
 from tests.support.runs.scene import preset
@@ -38,7 +39,10 @@ def exported(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory, serve: Se
         process.terminate()
         await scene.outcome(await scene.ask("resume"))
 
-    go(load_config(path), folder / "run", beside=look, slow_s=0.1)
+    used = Usage(memory_bytes=2**30, gpu_memory_bytes=2**33, gpu_share=0.875)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.run.local.usage", lambda: used)
+        go(load_config(path), folder / "run", beside=look, slow_s=0.1)
     return texts[0]
 
 

@@ -21,7 +21,7 @@ def said(phase: str = "running", **facts: Any) -> str:
     [
         (0.05, 0.01, "Learning: reward +0.050 in 10 iterations"),
         (-0.05, 0.01, "Falling: reward −0.050 in 10 iterations"),
-        (0.05, 0.03, "Flat: reward +0.050 in 10 iterations, no more than chance"),
+        (0.05, 0.03, "Flat: reward +0.050 in 10 iterations, within chance"),
         (None, None, "Too early to tell: a trend needs 10 iterations, 6 are done"),
     ],
 )

@@ -27,7 +27,7 @@ from deploy.run.local import LocalFleet
 from flowcredit.packages import PACKAGES
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
-from protocol.status import Condition
+from protocol.status import ActorStatus, Condition, Usage
 from tests.support.paths import ROOT
 from tests.support.runs.ended import an_evaluation
 
@@ -256,3 +256,19 @@ def test_an_evaluation_has_the_interval_of_its_change_and_the_status_the_method_
     assert "heldout_change/low" not in run.lines()[0]
     assert status.credit == words_of(run.config.credit)
     assert status.method == method_of(run.config)
+
+
+def test_a_line_holds_what_the_first_eight_actors_of_each_kind_use(run):
+    used = Usage(memory_bytes=3 * 2**30, gpu_memory_bytes=12 * 2**30, gpu_share=0.875)
+    actors = [ActorStatus(name=f"rollout-{k}", kind="rollout", state="busy", usage=used) for k in range(9)]
+    actors += [ActorStatus(name="reward/red-0", kind="reward/red", state="idle", usage=Usage(memory_bytes=2**29))]
+    journal = RunJournal(run)
+    journal.actors = lambda: actors
+    asyncio.run(journal.record(1, {"reward/mean": 0.5}))
+    (line,) = run.lines()
+    assert {name: value for name, value in line.items() if name.startswith("usage/")} == {
+        **{f"usage/rollout-{k}/memory_gib": 3.0 for k in range(8)},
+        **{f"usage/rollout-{k}/gpu_memory_gib": 12.0 for k in range(8)},
+        **{f"usage/rollout-{k}/gpu_share": 0.875 for k in range(8)},
+        "usage/reward/red-0/memory_gib": 0.5,
+    }

@@ -142,7 +142,8 @@ def test_mlflow_holds_every_finite_number_the_images_and_the_config_and_a_resume
     for iteration in (1, 2):  # the second is the resumed run
         status = Told()
         running = Trackers(tiny_config(status={"trackers": ["mlflow"]}), folder, status)
-        running.recorded(iteration, {"iteration": iteration, "reward/mean": iteration / 4, **NOT_FINITE})
+        numbers = {"iteration": iteration, "reward/mean": iteration / 4, "reward/mean/strict": 0.5}
+        running.recorded(iteration, {**numbers, **NOT_FINITE})
         running.evaluated(iteration, an_evaluation(SCORES))
         running.recorded_trajectories(a_record(iteration))
         running.close()
@@ -154,6 +155,7 @@ def test_mlflow_holds_every_finite_number_the_images_and_the_config_and_a_resume
     assert (run.info.status, run.data.params["group.size"]) == ("FINISHED", "4")
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert sorted((point.step, point.value) for point in history) == [(1, 0.25), (2, 0.5)]
+    assert run.data.metrics["reward/mean.strict"] == 0.5
     assert not NOT_FINITE.keys() & run.data.metrics.keys()
     images = [each.path for each in client.list_artifacts(run.info.run_id, "evaluation/iteration_000002")]
     assert len(images) == 6

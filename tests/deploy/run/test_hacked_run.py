@@ -12,6 +12,7 @@ from deploy.folder.read import lines_of
 from learner.checkpoint import read_checkpoint
 from protocol.ground.files import ADAPTER_FILE, by_iteration, iteration_name
 from tests.support.runs.scene import Driver
+from tests.support.scenes import long_scene
 
 pytestmark = pytest.mark.whole
 HACKED = [
@@ -80,6 +81,7 @@ def test_a_new_run_goes_on_from_that_checkpoint(hacked, tmp_path):
     assert means_of(tmp_path / "run")[0] == pytest.approx(means_of(run)[peak], abs=1e-6)
 
 
+@long_scene
 @pytest.mark.ray
 def test_a_run_with_two_actors_that_is_killed_keeps_the_same_checkpoint(hacked, tmp_path):
     run, actors = tmp_path / "run", ("cluster.rollout_actors=2", "rewards.mild.actors=2", "checkpoint.every=3")

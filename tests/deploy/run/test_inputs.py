@@ -280,3 +280,13 @@ def test_a_negative_prompt_that_cannot_act_and_a_table_are_named(tiny_config: An
     assert "2 negative prompts, such as 'blurry', do nothing at model.guidance 1" in said["NegativePrompts"]
     assert "data.train looks like a table" in said["PromptsPlain"]
     assert "NegativePrompts" not in dict(concerns(tiny_config(model={"guidance": 4.5}), inputs))
+
+
+def test_a_secret_that_ray_logs_is_told(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "SecretsKept" not in noticed(tiny_config())
+    sent = {"runtime_env": {"env_vars": {"HF_TOKEN": "word", "A": "1"}}, "metadata": {"job_submission_id": "j"}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(sent))
+    own = {"redness": {"scorer": "a:B", "runtime_env": {"env_vars": {"MY_KEY": "word"}}}}
+    message = noticed(tiny_config(rewards=own, evaluation={"component": "reward"}))["SecretsKept"]
+    assert message.startswith("HF_TOKEN in the job's env_vars and MY_KEY in rewards.redness.runtime_env: ")
+    assert "word" not in message

@@ -17,6 +17,7 @@ from protocol.errors import ConfigError, RunFolderError
 from protocol.ground.import_path import file_digests, find_function
 from tests.support.paths import ROOT
 from tests.support.runs.watched import go
+from tests.support.scenes import long_scene
 from tests.support.services.local_ray import local_ray
 
 OWN = {"credit": {"rule": "./mine.py:late"}, "learner": {"objective": "./mine.py:loss"}}
@@ -81,6 +82,7 @@ def test_the_worked_numbers_of_the_page(config: Any) -> None:
     assert (loss.item(), log_ratio.grad) == (-2, torch.tensor([-2.0]))
 
 
+@long_scene
 @pytest.mark.ray
 @pytest.mark.whole
 def test_on_ray_the_functions_give_the_same_bits(config: Any, tmp_path: Path) -> None:

@@ -1,21 +1,16 @@
-"""The folder from which a run is started: a scorer may leave it, and its modules hide no library."""
+"""The folder from which a run is started: a scorer may leave it."""
 
 import os
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 
-from deploy.run.cluster import ray_cluster
-from protocol.config.run import RunConfig
 from protocol.messages import Metadata, Scores
 from rewards.scores import scored
 from tests.support.commands import run_cli
 from tests.support.runs.presets import small_preset
-from tests.support.runs.sinks import Silent
 
 
 class Wanderer:
@@ -54,18 +49,3 @@ def test_a_scorer_that_changes_the_working_folder_moves_no_results(
     assert run_cli(monkeypatch, "eval", "runs/mine", "--local", "--out", "scored") == 0
     assert "written   scored/evaluation.json\n" in capsys.readouterr().out
     assert (started / "scored" / "evaluation.json").is_file()
-
-
-@pytest.mark.ray
-def test_workers_find_a_library_before_a_module_of_the_working_folder_with_its_name(
-    tmp_path: Path, tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray puts the working folder first; a user's own torch.py there hid torch from every worker."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    for name in ("sched", "of_my_own"):
-        (tmp_path / f"{name}.py").write_text("")
-    with ray_cluster(tiny_config(), Silent()):
-        found = ray.remote(lambda name: import_module(name).__file__)
-        files = ray.get([found.remote("sched"), found.remote("of_my_own")], timeout=120)
-    assert files == [import_module("sched").__file__, str(tmp_path / "of_my_own.py")]

@@ -78,6 +78,12 @@ def test_the_stds_on_the_ten_step_sd3_schedule_are_the_worked_ones(name: str) ->
             assert transition.std[k].item() == pytest.approx(expected, abs=5.1e-5), k
 
 
+def test_literal_ddim_sde_is_deterministic_at_sigma_one() -> None:
+    nothing = torch.zeros(1, 1)
+    start = Start(nothing, nothing, torch.ones(1), torch.tensor([0.9]))
+    assert ddim_sde(start, sigma_first=1.0, noise_level=0.7).std.item() == 0.0
+
+
 def moved_by_rounding(name: str, k: int) -> float:
     """What bfloat16 takes from the log-prob of a state of 65,536 elements when it is rounded after it was drawn."""
     sigmas, generator = sd3_sigmas(steps=10), torch.Generator().manual_seed(9)
@@ -112,9 +118,11 @@ def test_each_sample_has_its_own_sigma_and_all_stays_float32(name: str) -> None:
         assert torch.equal(both.std[row], alone.std[0])
 
 
-@pytest.mark.parametrize("kernel", [partial(dance_sde, noise_level=1e-4), partial(cps, noise_level=1e-4)])
-def test_without_noise_a_kernel_is_the_ode(kernel: Callable[..., Transition]) -> None:
-    assert kernel(scalar_case()).mean.item() == pytest.approx(ode(scalar_case()).mean.item(), abs=1e-6)
+@pytest.mark.parametrize("name", KERNELS)
+def test_without_noise_a_kernel_is_the_ode(name: str) -> None:
+    assert KERNELS[name](scalar_case(), noise_level=1e-4).mean.item() == pytest.approx(
+        ode(scalar_case()).mean.item(), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -1,4 +1,4 @@
-"""FLUX.2-klein, Qwen-Image and Z-Image against their own pipelines: embeddings, sigmas, latents, guidance, images.
+"""FLUX.2-klein, both Qwen-Image and Z-Image against their own pipelines: embeddings, sigmas, latents, guidance, images.
 
 float32. Without guidance bit for bit; with guidance two pipelines run the branches apart and ours as one batch, where
 the shorter prompt is padded, so they differ by rounding.
@@ -26,6 +26,7 @@ TEXT, NEGATIVE = "a red circle and a blue square", "blurry"
 EMBEDDINGS: dict[str, Callable[[Any, str, int], torch.Tensor]] = {
     "flux2_klein": klein_embeddings,
     "qwen_image": lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0],
+    "qwen_image_21": lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text)[0][:, :tokens],
     "z_image": lambda pipeline, text, tokens: pipeline.encode_prompt(prompt=text, max_sequence_length=tokens)[0][0][
         None
     ],
@@ -96,7 +97,10 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     most = 0 if guidance == 1 else 2e-3  # Z-Image differs most, by 5e-4 on a CPU without AVX
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=most, atol=most)
-    drawn, levels = backbone.decode(found[-1]), images.astype(np.float64) * 255
+    drawn, levels = (
+        backbone.decode(found[-1]),
+        images[..., :3].astype(np.float64) * 255,
+    )  # without Qwen-Image-2.1's alpha
     assert drawn.shape == (batch, height, width, 3)
     beside = 1e-3 if guidance == 1 else 1  # a value between two levels, up to float32's rounding, may become either
     assert np.abs(drawn - levels).max() <= 0.5 + beside
@@ -121,10 +125,8 @@ def test_sigmas_are_the_pipeline_s(name: str, folder: Path, pipeline: Any, steps
         pipeline(
             prompt="",
             num_inference_steps=steps,
-            height=height,
-            width=width,
             callback_on_step_end=enough,
-            max_sequence_length=40,
+            **SIDES[name].options(height, width, 40),
         )
     assert torch.equal(found, pipeline.scheduler.sigmas)
 
@@ -145,7 +147,7 @@ def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> N
         backbone_of(folder, height=18)
 
 
-@pytest.mark.parametrize("name", ["qwen_image"], indirect=True)
+@pytest.mark.parametrize("name", ["qwen_image", "qwen_image_21"], indirect=True)
 def test_a_schedule_with_a_fixed_end_needs_two_steps(name: str, folder: Path) -> None:
     with pytest.raises(ModelError, match="at least 2 steps"):
         backbone_of(folder).sigmas(1)

@@ -13,7 +13,7 @@ from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
-from flow.rollout import generate, trajectory
+from flow.rollout import generate
 from protocol.config.model import ModelConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ModelError
@@ -42,17 +42,9 @@ def policy_of(backbone: Backbone, guidance: float) -> FlowPolicy:
     return FlowPolicy(backbone, SamplingConfig(steps=STEPS), guidance=guidance)
 
 
-def run_pipeline(
-    pipeline: StableDiffusion3Pipeline, text: str, latents: torch.Tensor, guidance: float
-) -> tuple[list[torch.Tensor], np.ndarray]:
-    """The pipeline's latents after each step, and its images in [0, 1]."""
-    seen: list[torch.Tensor] = []
-
-    def watch(_: Any, step: int, timestep: Any, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seen.append(held["latents"].clone())
-        return held
-
-    images = pipeline(
+def run_pipeline(pipeline: StableDiffusion3Pipeline, text: str, latents: torch.Tensor, guidance: float) -> np.ndarray:
+    """The pipeline's images in [0, 1]."""
+    return pipeline(
         prompt=text,
         negative_prompt="",
         num_inference_steps=STEPS,
@@ -61,21 +53,7 @@ def run_pipeline(
         latents=latents,
         output_type="np",
         max_sequence_length=TOKENS_OF_T5,
-        callback_on_step_end=watch,
     ).images
-    return seen, images
-
-
-def test_embeddings_equal_encode_prompt_bitwise(pipeline: StableDiffusion3Pipeline, backbone: Backbone) -> None:
-    embeds, negative, pooled, negative_pooled = pipeline.encode_prompt(
-        prompt=TEXTS[0], prompt_2=None, prompt_3=None, negative_prompt="", max_sequence_length=TOKENS_OF_T5
-    )
-    for text, tokens, projection in ((TEXTS[0], embeds, pooled), ("", negative, negative_pooled)):
-        ours = backbone.encode(text).tensors
-        assert torch.equal(ours["encoder_hidden_states"], tokens)
-        assert torch.equal(ours["pooled_projections"], projection)
-    assert embeds.shape == (1, 24 + TOKENS_OF_T5, 16)
-    assert embeds.any() and pooled.any()
 
 
 def test_the_embeddings_of_the_newest_prompts_are_kept_and_no_more(
@@ -92,16 +70,6 @@ def test_the_embeddings_of_the_newest_prompts_are_kept_and_no_more(
     assert all(torch.equal(again.tensors[name], first["b"].tensors[name]) for name in again.tensors)
 
 
-def test_two_texts_have_different_embeddings(backbone: Backbone) -> None:
-    first, second = (backbone.encode(text) for text in TEXTS)
-    assert not torch.equal(first.tensors["encoder_hidden_states"], second.tensors["encoder_hidden_states"])
-
-
-def test_sigmas_are_those_of_the_folder_s_scheduler(pipeline: StableDiffusion3Pipeline, backbone: Backbone) -> None:
-    pipeline.scheduler.set_timesteps(10)
-    assert torch.equal(backbone.sigmas(10), pipeline.scheduler.sigmas)
-
-
 def test_velocity_depends_on_state_time_and_text(backbone: Backbone) -> None:
     latents, other = normal("x", shape=(1, *backbone.latent_shape)), normal("y", shape=(1, *backbone.latent_shape))
     first, second = (backbone.encode(text) for text in TEXTS)
@@ -113,32 +81,7 @@ def test_velocity_depends_on_state_time_and_text(backbone: Backbone) -> None:
     assert not torch.equal(velocity, backbone.velocity(latents, sigma, second))
 
 
-@pytest.mark.parametrize("guidance", [1.0, 4.5])
-@pytest.mark.parametrize("batch", [1, 5])
-def test_trajectory_without_noise_equals_the_pipeline_s_bitwise(
-    pipeline: StableDiffusion3Pipeline, backbone: Backbone, guidance: float, batch: int
-) -> None:
-    initial = normal("initial", shape=(batch, *backbone.latent_shape))
-    policy = policy_of(backbone, guidance)
-    with torch.no_grad():
-        steps = list(
-            trajectory(
-                policy,
-                initial=initial,
-                conditioning=policy.conditioning(TEXTS[0], ""),
-                noise=lambda k: torch.zeros_like(initial),
-                stochastic=(),
-            )
-        )
-    seen, images = run_pipeline(pipeline, TEXTS[0], initial, guidance)
-    assert len(seen) == STEPS
-    for step, expected in zip(steps, seen, strict=True):
-        assert torch.equal(step.next_latents, expected)
-    assert np.array_equal(backbone.decode(steps[-1].next_latents), (images * 255).round().astype(np.uint8))
-
-
-@pytest.mark.parametrize("guidance", [1.0, 4.5])
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(("guidance", "batch"), [(1.0, 1), (4.5, 5)])
 def test_draw_equals_the_pipeline_s_images_bitwise(
     pipeline: StableDiffusion3Pipeline, backbone: Backbone, guidance: float, batch: int
 ) -> None:
@@ -151,7 +94,7 @@ def test_draw_equals_the_pipeline_s_images_bitwise(
         adapter_digest="",
     )
     initial = torch.stack([normal("draw", 11, 3, number, shape=backbone.latent_shape) for number in range(batch)])
-    _, images = run_pipeline(pipeline, TEXTS[1], initial, guidance)
+    images = run_pipeline(pipeline, TEXTS[1], initial, guidance)
     drawn = generate(policy_of(backbone, guidance), request)
     assert drawn.dtype == np.uint8
     assert drawn.shape == (batch, 16, 16, 3)

@@ -232,6 +232,13 @@ def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) ->
         assert torch.equal(tensor, plain.tensors[name])
 
 
+def test_a_tokenizer_without_its_chat_template_is_refused(tmp_path: Path) -> None:
+    folder = write_z_image(tmp_path / "z")
+    (folder / "tokenizer" / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="tokenizer of .*z must have a chat template, got none"):
+        check(ModelConfig(path=str(folder)))
+
+
 def test_one_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="model.safetensors is one file"):

@@ -142,6 +142,17 @@ def test_a_method_s_std_is_its_release_s_with_ddof_1(name: str, rewards: list[fl
     assert found.advantages[0, :, 2].tolist() == pytest.approx(advantages, abs=1e-5)
 
 
+def test_flow_dppo_s_std_counts_each_image_of_the_iteration_once() -> None:
+    """The release's numbers for two groups of three images; each reward stands at two trained steps here."""
+    credit = read_method("flow_dppo")["identity"]["credit"] | {"rule": "uniform"}
+    rewards = [[0.2, 0.5, 0.9], [0.1, 0.1, 0.4]]
+    groups = [group_of(shard(np.array(own, np.float32)[:, None], (1, 2))) for own in rewards]
+    found = assigned(*groups, **credit)
+    released = np.array([[-1.0833784, -0.1083377, 1.1917164], [-0.3250135, -0.3250135, 0.6500271]])
+    for k in (1, 2):
+        assert found.advantages[..., k].numpy() == pytest.approx(released, abs=1e-6)
+
+
 def test_elbo_divides_the_differences_from_the_mean_by_ten() -> None:
     credit = read_method("elbo")["identity"]["credit"]
     found = assigned(group_of(shard(np.array([[0.2], [0.5], [np.nan]], np.float32), (1, 2))), **credit)

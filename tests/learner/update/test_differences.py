@@ -231,9 +231,7 @@ def test_a_later_update_s_gradient_is_the_slope_of_the_pairs_that_are_not_held_b
     adapter = moved(before, "since", by=0.02)
     learner.restore(replace(learner.state(), adapter=adapter))
     gradient, groups = gradient_of(config, learner, before, monkeypatch)
-    # The std is that of the step rewards, where a reward counts once for each step: with ddof 1 that differs.
-    shards = [shard for group in groups for shard in group.shards]
-    rewards = np.concatenate([np.repeat(finals(shard), len(shard.facts.steps)) for shard in shards])
+    rewards = np.concatenate([finals(shard) for group in groups for shard in group.shards])
     scale = rewards.std(ddof=config.credit.ddof) + config.credit.epsilon
     policy, lora = build_policy(config, device="cpu")
     pairs = []
@@ -363,3 +361,66 @@ def require_slopes(gradient: torch.Tensor, adapter: Adapter, lora: Lora, value: 
             values.append(value())
         slope = (values[0] - values[1]) / (2 * STEP)
         assert slope == pytest.approx((gradient @ direction).item(), rel=0.01, abs=0.003 * gradient.norm().item())
+
+
+def test_elbo_s_gradient_is_the_slope_of_its_loss_with_an_unconditional_pass_for_each_adapter(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the release's image models: v, v_old and v_ref are each guided by a pass of their own, the trained one with a
+    gradient through both branches; guidance divides the likelihoods."""
+    guidance = 3.0
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        tiny_config(sampling={"steps": 3}, group={"size": 3, "shard": 3}, model={"guidance": guidance}).to_yaml()
+    )
+    keys = ["learner.step_fraction=1.0", "learner.updates_per_iteration=1", "learner.kl.weight=0.5", "credit.scale=0.1"]
+    config = load_config(path, overrides=["method=elbo", *keys])
+    learner = Learner(config)
+    adapter, old = (moved(learner.adapter(), name) for name in ("trained", "old"))
+    learner.restore(replace(learner.state(), adapter=adapter, old=old))
+    gradient, groups = gradient_of(config, learner, old, monkeypatch)
+    policy, lora = build_policy(config, device="cpu")
+
+    def velocities(group: ScoredGroup, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The guided velocities of the loaded adapter, and x0(v) - x0, float64."""
+        (shard,) = group.shards
+        request, clean = shard.rollout.request, torch.from_numpy(shard.rollout.latents[:, -1].copy())
+        key = {"seed": config.seed, "iteration": 0, "group": request.group, "step": k, "epoch": 0}
+        noise = forward_noise(**key, members=range(len(clean)), shape=clean.shape[1:])
+        sigma = policy.sigmas[k]
+        x = (1 - sigma) * clean + sigma * noise
+        toward, without = (
+            policy.backbone.velocity(x, sigma.expand(len(x)), policy.backbone.encode(text)).double()
+            for text in (request.prompt.text, request.prompt.negative)
+        )
+        v = without + guidance * (toward - without)
+        return v, x - sigma * v - clean
+
+    cells = [(group, k) for group in groups for k in range(3)]
+    with torch.no_grad():
+        lora.load(old)
+        olds = [velocities(*cell)[1] for cell in cells]
+        with lora.adapter_disabled():
+            bases = [velocities(*cell)[0] for cell in cells]
+        lora.load(adapter)
+        errors = [velocities(*cell)[1] for cell in cells]
+
+    def likelihood(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        return -error.square().flatten(1).mean(1) / size.abs().flatten(1).mean(1) / guidance
+
+    pulls = []
+    for (group, _), now, then in zip(cells, errors, olds, strict=True):
+        rewards = finals(group.shards[0])
+        growth = likelihood(now, now) - likelihood(then, then)
+        pulls.append(growth.exp() * (torch.from_numpy(rewards - rewards.mean()) / 0.1 - growth))
+    assert torch.cat(pulls).std() > 0.01
+
+    @torch.no_grad()
+    def value() -> float:
+        terms = []
+        for cell, pull, size, base in zip(cells, pulls, errors, bases, strict=True):
+            v, error = velocities(*cell)
+            terms.append(-pull * likelihood(error, size) + 0.5 * (v - base).square().flatten(1).mean(1))
+        return torch.cat(terms).mean().item()
+
+    require_slopes(gradient, adapter, lora, value)

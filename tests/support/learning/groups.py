@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from flow.maths.noise import normal
 from flow.policy import FlowPolicy
 from flow.rollout import RolloutPolicy
 from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
 from protocol.config.run import RunConfig
-from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
+from protocol.messages import Adapter, Prompt, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest, digest_of
 from tests.support.runs.metrics import untimed
 
 Judge = Callable[[Rollout, np.ndarray], np.ndarray]
@@ -74,6 +76,23 @@ def complete(groups: Sequence[ScoredGroup]) -> list["asyncio.Future[ScoredGroup]
     for future, group in zip(coming, groups, strict=True):
         future.set_result(group)
     return coming
+
+
+def far_from_fresh(adapter: Adapter) -> Adapter:
+    """A fresh adapter changes nothing; this one changes every velocity."""
+    arrays = {name: held + 0.1 * normal(name, shape=held.shape).numpy() for name, held in adapter.arrays.items()}
+    return replace(adapter, arrays=arrays, digest=digest_of(arrays))
+
+
+def require_exact_ratios(told: dict[str, float], config: RunConfig) -> None:
+    """An iteration began with ratios of exactly 1; with one update they are 1 all the way, and nothing is clipped."""
+    if config.is_forward:
+        assert told["probe/latent_deviation"] == 0.0
+        return
+    assert told["train/first_ratio_deviation"] == 0.0
+    if config.learner.updates_per_iteration == config.learner.epochs == 1:
+        assert told["train/ratio_mean"] == 1.0
+        assert told["train/clip_fraction"] == told["train/approx_kl"] == 0.0
 
 
 def alone(k: int, explored: Sequence[int], rows: int) -> int:

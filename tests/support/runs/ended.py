@@ -32,7 +32,7 @@ def an_evaluation(scores: Sequence[Sequence[float]]) -> Evaluation:
         images=table.size,
         seconds=1.5,
         gallery=tuple(
-            (prompt, image, float(row[0])) for prompt, image, row in zip(PROMPTS, images, table, strict=True)
+            (prompt, image, float(np.nanmean(row))) for prompt, image, row in zip(PROMPTS, images, table, strict=True)
         ),
         prompts=PROMPTS,
         by_image={"score": table},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from deploy.folder.heldout import write_heldout
-from deploy.folder.read import StatusFile
+from deploy.folder.read import Origin, StatusFile
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
 from protocol.messages import Prompt
@@ -38,6 +38,7 @@ def a_long_run(
     for name in ("gallery", "trajectories", "checkpoints"):
         (folder / name).mkdir(parents=True)
     (folder / "config.yaml").write_text(config.to_yaml())
+    (folder / "origin.json").write_text(Origin(versions={}, sources={"seed": "override"}).model_dump_json())
     rng = np.random.default_rng(config.seed)
     at = sorted({round(index * iterations / max(1, evaluations - 1)) for index in range(evaluations)})
     lines: list[dict[str, Any]] = []
@@ -134,6 +135,7 @@ def _line(iteration: int, learnt: float, steps: int, rng: np.random.Generator) -
         "update/busy_share": 0.6,
         "update/busy_share_min": 0.5,
         "update/reduction_seconds": 0.05,
+        "usage/rollout-0/memory_gib": 1.5,
         **gains,
     }
 
@@ -157,7 +159,7 @@ def _evaluation(learnt: float, rng: np.random.Generator) -> Evaluation:
         readings={"clip": float(table.mean() / 2)},
         seconds=5.0,
         gallery=tuple(
-            (prompts[index], _image(index, table[index, 0]), float(table[index, 0])) for index in range(0, 24, 2)
+            (prompts[index], _image(index, table[index, 0]), float(table[index].mean())) for index in range(0, 24, 2)
         ),
         prompts=prompts,
         by_image={"score": table, "clip": table / 2},

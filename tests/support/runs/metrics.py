@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-OF_THE_MACHINE = ("seconds/", "update/", "reward_pool/")
+OF_THE_MACHINE = ("seconds/", "update/", "reward_pool/", "usage/")
 """Begin the metrics that depend on time, on the number of workers, and on what failed."""
 
 

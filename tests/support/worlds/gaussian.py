@@ -17,9 +17,9 @@ from flow.maths.transition import per_sample
 
 
 def gaussian_velocity(
-    *, latents: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"], mean: float, spread: float
+    *, latents: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"], mean: float, spread: float | Float[Tensor, " D"]
 ) -> Float[Tensor, "B ..."]:
-    """The exact velocity at these states."""
+    """The exact velocity at these states; `spread` is one number, or one for each element."""
     t = per_sample(sigma, latents)
     variance = (1 - t).square() * spread**2 + t.square()
     offset = latents - (1 - t) * mean

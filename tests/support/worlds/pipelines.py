@@ -9,10 +9,13 @@ import diffusers
 import torch
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor
+from transformers import Qwen2Tokenizer
 
 from flow.models.backbones.flux import pack, unpack
+from flow.models.families import QWEN_IMAGE_21
+from flow.models.parts import text_arguments
 from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 Guided = Callable[[Any, float, str, int], dict[str, Any]]
 """From pipeline, weight w, negative prompt and number of prompts to the pipeline's arguments."""
@@ -36,12 +39,25 @@ class Side:
     guided: Guided
     is_packed: bool = False
 
+    def options(self, height: int, width: int, tokens: int) -> dict[str, Any]:
+        """Return the pipeline's arguments for an image's size and the longest prompt."""
+        return {"height": height, "width": width, "max_sequence_length": tokens}
+
+    def packed(self, latents: Tensor) -> Tensor:
+        """Return latents as the pipeline takes them."""
+        return pack(latents) if self.is_packed else latents
+
     def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
         """The pipeline of a folder."""
         diffusers_logging.disable_progress_bar()
-        loaded = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype)
+        loaded = diffusers.DiffusionPipeline.from_pretrained(folder, dtype=dtype, **self.parts(folder))
         loaded.set_progress_bar_config(disable=True)
         return frozen(loaded)
+
+    def parts(self, folder: Path) -> dict[str, Any]:
+        """Return the parts of a folder that the pipeline cannot read."""
+        del folder
+        return {}
 
     def draw(
         self,
@@ -87,16 +103,32 @@ class Side:
             prompt=list(prompts),
             num_inference_steps=steps,
             num_images_per_prompt=len(initial) // len(prompts),
-            latents=pack(initial) if self.is_packed else initial,
-            height=height,
-            width=width,
+            latents=self.packed(initial),
             output_type=output,
-            max_sequence_length=self.tokens,
             callback_on_step_end=watch,
             **self.guided(pipeline, guidance, negative, len(prompts)),
+            **self.options(height, width, self.tokens),
             **more,
         ).images
         return seen, images
+
+
+class QwenImage21Side(Side):
+    """Its pipeline has no limit of tokens, takes flat latents, and cannot read its processor without torchvision.
+
+    It takes 16 pixels for the side of a latent, whatever the VAE's scale is; that of the tiny model is 2.
+    """
+
+    def options(self, height: int, width: int, tokens: int) -> dict[str, Any]:
+        del tokens
+        return {"height": 8 * height, "width": 8 * width, "use_kv_cache": False}
+
+    def packed(self, latents: Tensor) -> Tensor:
+        return latents.flatten(2).transpose(1, 2)
+
+    def parts(self, folder: Path) -> dict[str, Any]:
+        tokenizer = Qwen2Tokenizer.from_pretrained(folder / "processor")
+        return {"processor": text_arguments(QWEN_IMAGE_21, {"processor": tokenizer})["processor"]}
 
 
 def _true_cfg(pipeline: Any, w: float, negative: str, prompts: int) -> dict[str, Any]:
@@ -121,6 +153,12 @@ SIDES = {
         },
     ),
     "qwen_image": Side(write=write_qwen_image, tokens=240, shape=(4, 8, 8), guided=_true_cfg, is_packed=True),
+    "qwen_image_21": QwenImage21Side(
+        write=write_qwen_image_21,
+        tokens=240,
+        shape=(4, 8, 8),
+        guided=_true_cfg,
+    ),
     "z_image": Side(
         write=write_z_image,
         tokens=80,

@@ -1,4 +1,4 @@
-"""Tiny pipelines with random weights of the families that read text with Qwen: FLUX.2-klein, Qwen-Image, Z-Image."""
+"""Tiny pipelines with random weights of the families that read text with Qwen: FLUX.2-klein, Qwen-Images, Z-Image."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,12 @@ import torch
 from diffusers import (
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     ZImagePipeline,
@@ -23,13 +26,19 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
+from flow.models.families import QWEN_IMAGE_21
+from flow.models.parts import text_arguments
 from tests.support.worlds.tiny_models import LATENTS, autoencoder, randomised
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>")
 CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% for part in [message.content] if part is string %}{{ part }}{% else %}{{ message.content[0].text }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     "{% if add_generation_prompt and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
@@ -110,6 +119,55 @@ def write_qwen_image(folder: Path) -> Path:
     return folder
 
 
+def write_qwen_image_21(folder: Path) -> Path:
+    """Qwen-Image-2.1's shape: latents 4 x 8 x 8 for 16 x 16 pixels, two blocks, images with alpha."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(80)
+        transformer = QwenImage21Transformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=8,
+            axes_dims_rope=(4, 6, 6),
+        )
+        vae = AutoencoderKLQwenImage21(
+            base_dim=4,
+            decoder_base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False],
+            latents_mean=[0.5, -0.2, 0.1, -0.7],
+            latents_std=[1.3, 0.9, 1.1, 0.8],
+        )
+        text = _qwen_vl_text() | {"head_dim": 4}
+        text["rope_parameters"] |= {"mrope_interleaved": True}
+        vision = {
+            "depth": 1,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_heads": 2,
+            "out_hidden_size": 8,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        }
+        encoder = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
+        encoder.model.language_model.norm.weight.data.uniform_(0.5, 2.0)
+        pipeline = QwenImage21Pipeline(
+            transformer=randomised(transformer),
+            scheduler=FlowMatchEulerDiscreteScheduler(
+                shift=1.0, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+            ),
+            vae=vae,
+            **text_arguments(QWEN_IMAGE_21, {"text_encoder": encoder, "processor": qwen_tokenizer()}),
+        )
+    pipeline.processor.save_pretrained = pipeline.processor.tokenizer.save_pretrained
+    pipeline.save_pretrained(folder)
+    return folder
+
+
 def write_z_image(folder: Path) -> Path:
     """Z-Image's shape: latents 4 x 8 x 8 for 16 x 16 pixels, one layer of each of the three kinds."""
     with torch.random.fork_rng(devices=[]):
@@ -141,7 +199,11 @@ def qwen_tokenizer() -> Any:
     letters = sorted(ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*letters, *SPECIAL])}
     tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], pad_token=SPECIAL[0], eos_token=SPECIAL[2], additional_special_tokens=[SPECIAL[1]]
+        vocab=vocabulary,
+        merges=[],
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[2],
+        additional_special_tokens=[SPECIAL[1], SPECIAL[3]],
     )
     tokenizer.chat_template = CHAT
     return tokenizer
@@ -161,8 +223,8 @@ def qwen3_config(*, layers: int) -> Qwen3Config:
     )
 
 
-def _qwen_vl_config() -> Qwen2_5_VLConfig:
-    text = {
+def _qwen_vl_text() -> dict[str, Any]:
+    return {
         "vocab_size": 260,
         "hidden_size": 8,
         "intermediate_size": 8,
@@ -172,6 +234,9 @@ def _qwen_vl_config() -> Qwen2_5_VLConfig:
         "max_position_embeddings": 2048,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 0]},
     }
+
+
+def _qwen_vl_config() -> Qwen2_5_VLConfig:
     vision = {
         "depth": 1,
         "hidden_size": 8,
@@ -180,4 +245,4 @@ def _qwen_vl_config() -> Qwen2_5_VLConfig:
         "out_hidden_size": 8,
         "fullatt_block_indexes": [0],
     }
-    return Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return Qwen2_5_VLConfig(text_config=_qwen_vl_text(), vision_config=vision)

@@ -1,20 +1,14 @@
-"""Which runs have a warm process, and what Ray makes of it."""
+"""Which runs have a warm process; `tests/deploy/run/test_local_cluster.py` shows what Ray makes of it."""
 
-import os
-import shlex
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-import ray
 
-from deploy.run.cluster import ray_cluster
 from deploy.run.warm.workers import has_forks, warm_python
 from protocol.config.run import RunConfig
-from tests.support.runs.sinks import Silent
 
 Config = Callable[..., RunConfig]
 
@@ -30,29 +24,6 @@ def as_users_start(monkeypatch: pytest.MonkeyPatch) -> None:
         "UV_RUN_RECURSION_DEPTH",
     ):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.ray
-@pytest.mark.skipif(sys.platform != "linux", reason="forks after imports are for Linux")
-def test_workers_of_a_local_cluster_are_forks_until_the_process_is_gone(tiny_config: Config) -> None:
-    config = tiny_config()
-    before = psutil.Process().children()
-    with ExitStack() as held:
-        python = held.enter_context(warm_python(config))
-        (process,) = [child for child in psutil.Process().children() if child not in before]
-        held.enter_context(ray_cluster(config, Silent(), python))
-
-        @ray.remote(max_calls=1)
-        def parent() -> int:
-            return os.getppid()
-
-        assert ray.get(parent.remote(), timeout=100) == process.pid
-        folder = Path(shlex.split(python or "")[-1]).parent
-        assert folder.stat().st_mode & 0o077 == 0
-        process.kill()
-        process.wait(30)
-        assert ray.get(parent.remote(), timeout=100) != process.pid
-    assert not folder.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks after imports are for Linux")

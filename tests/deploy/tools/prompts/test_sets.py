@@ -105,7 +105,7 @@ def test_a_file_that_we_could_not_read_is_checked_by_its_git_id_and_its_sha256_i
 def test_tables_become_prompt_files_without_repetitions(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    table = pinned(f"{address}/table.tsv", TABLE, read=SETS["parti"].heldout.read)  # type: ignore[union-attr]
+    table = pinned(f"{address}/table.tsv", TABLE, read=SETS["partiprompts"].heldout.read)  # type: ignore[union-attr]
     monkeypatch.setattr(prompt_sets, "SETS", {"mine": PromptSet(about="", heldout=table)})
     assert run_cli(monkeypatch, "prompts", "mine", "--cache", str(tmp_path)) == 0
     path = tmp_path / "mine" / "heldout_prompts.txt"

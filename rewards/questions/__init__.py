@@ -1,0 +1,1 @@
+"""Scorers that ask a vision-language model questions about an image."""

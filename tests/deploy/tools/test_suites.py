@@ -1,0 +1,143 @@
+"""Evaluation suites: the published files become prompts, the words of a release are read in its own file."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli.app import app
+from deploy.folder.suites import read_suites
+from deploy.presets import load_config
+from deploy.report.page import report_of
+from deploy.report.runs import read_runs
+from deploy.tools import suites
+from deploy.tools.prompts.sets import GENEVAL_2_SCRIPT, SETS, PromptSet, Source
+from deploy.tools.suites import SUITES, instruction_of, suite_of, words_for
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, PromptError
+from protocol.prompts import read_prompts
+from tests.support.runs.long import a_long_run
+
+DPG = """item_id,text,proposition_id,dependency,tuple,question_natural_language
+a,A dog in the rain,1,0,entity - whole (dog),Is there a dog?
+a,A dog in the rain,2,0,entity - whole (rain),Is there rain?
+a,A dog in the rain,3,2,attribute - state (rain),Is the rain heavy?
+b,"Two cats, asleep",1,"0,0",entity - whole (cats),Are there cats?
+"""
+ATOMS = {"prompt": "two red cats", "atom_count": 3, "vqa_list": [["How many cats?", "two"]], "skills": ["count"]}
+SCRIPT = "ask('{} Say one word.'.format(question), 1)\nask('{} Say one word.'.format(question), 2)\n"
+GENEVAL = [
+    {"tag": tag, "include": [{"class": "circle", "count": 1}], "prompt": f"a circle: {tag}"}
+    for tag in ("single_object", "counting")
+]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Puts the heldout file of a set into the cache, as if it had been fetched."""
+    monkeypatch.setattr(suites, "CACHE", tmp_path / "cache")
+
+    def put(name: str, content: str) -> Path:
+        source = SETS[name].heldout
+        assert source is not None
+        path = tmp_path / "cache" / name / Path(source.url).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        pinned = Source(source.url, sha256=_sha256(content), read=source.read, suffix=source.suffix)
+        monkeypatch.setitem(SETS, name, PromptSet(about="", heldout=pinned))
+        return tmp_path / "cache"
+
+    return put
+
+
+def _sha256(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def prompts_by(words: list[str]) -> list[tuple[str, dict[str, object]]]:
+    data = load_config("toy_geneval", overrides=[word for word in words if word.startswith("data.")]).data
+    return [(prompt.text, dict(prompt.metadata)) for prompt in read_prompts(data, data.heldout)]
+
+
+def test_dpgs_table_becomes_prompts_with_questions(cache: Callable[[str, str], Path]) -> None:
+    cache("dpg", DPG)
+    (first, facts), (second, others) = prompts_by(words_for(SUITES["dpg-ours"], load_config("toy_geneval")))
+    assert (first, second) == ("A dog in the rain", "Two cats, asleep")
+    assert facts["questions"] == [
+        {"id": 2, "question": "Is there rain?", "parents": [0]},
+        {"id": 3, "question": "Is the rain heavy?", "parents": [2]},
+    ], "the release leaves out the first row"
+    assert others["questions"] == [{"id": 1, "question": "Are there cats?", "parents": [0, 0]}]
+
+
+def test_geneval2_takes_its_words_from_the_release(
+    cache: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cache("geneval2", json.dumps(ATOMS) + "\n")
+    script = Source(GENEVAL_2_SCRIPT.url, sha256=_sha256(SCRIPT))
+    monkeypatch.setattr(suites, "GENEVAL_2_SCRIPT", script)
+    (folder / "geneval2" / "evaluation.py").write_text(SCRIPT)
+    words = words_for(SUITES["geneval2"], load_config("sd35_geneval"))
+    ((_, facts),) = prompts_by(words)
+    assert facts["tag"] == "atoms_03"
+    config = load_config("sd35_geneval", overrides=words)
+    assert config.rewards["geneval2"].args["instruction"] == "{question} Say one word."
+    assert (config.rewards["geneval2"].actors, config.rewards["geneval2"].gpus) == (8, 0.5)
+    assert list(config.rewards) == ["geneval2"]
+    (folder / "geneval2" / "evaluation.py").write_text("other")
+    with pytest.raises(PromptError, match="must have the sha256"):
+        instruction_of(folder)
+
+
+def test_a_suite_that_has_another_judge_says_so_in_its_name() -> None:
+    with pytest.raises(ConfigError, match="unknown suite 'dpg': known: dpg-ours"):
+        suite_of("dpg")
+    help_text = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": "400"}).output
+    assert all(name in help_text for name in SUITES)
+
+
+def test_a_suite_evaluates_a_model_folder_and_a_lora(
+    cache: Callable[[str, str], Path], tiny_sd3: Path, tmp_path: Path
+) -> None:
+    """GenEval's aggregate: the mean over tasks of the share of correct images, four of each prompt."""
+    cache("flow_grpo_geneval", "".join(json.dumps(line) + "\n" for line in GENEVAL))
+    detector = "rewards.geneval.args.detector=toyworld.world.detector:ShapeDetector"
+    small = ["model.dtype=float32", "model.height=16", "model.width=16", "model.max_sequence_length=2"]
+    small += [
+        "cluster.rollout.gpus=0",
+        "cluster.learner.gpus=0",
+        "model.embedding_cache=null",
+        "evaluation.steps=2",
+        "evaluation.batch=4",
+        "model.lora.rank=4",
+    ]
+    words = ["eval", str(tiny_sd3), "--suite", "geneval", detector, *small, "--local", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    (only,) = found["results"]
+    assert (found["suite"], only["name"], only["images"]) == ("geneval", "base", 8)
+    assert only["scores"]["component"] == "geneval/correct"
+    assert only["score"] == pytest.approx(sum(only["by_tag"].values()) / 2)
+    assert list(only["by_tag"]) == ["single_object", "counting"]
+
+
+def test_the_report_shows_a_runs_suites(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> None:
+    run = tmp_path / "mine"
+    a_long_run(run, tiny_config(), iterations=3, steps=3)
+    base = {"name": "base", "score": 0.41, "iteration": 0, "images": 8, "missing": 0}
+    own = {**base, "name": "adapter", "score": 0.58, "iteration": 3, "missing": 1}
+    change = {"value": 0.17, "low": 0.05, "high": 0.29, "prompts": 2}
+    home = run / "suites" / "geneval"
+    home.mkdir(parents=True)
+    (home / "evaluation.json").write_text(json.dumps({"results": [base, own], "differences": {"all kinds": change}}))
+    (run / "suites" / "broken").mkdir()
+    (run / "suites" / "broken" / "evaluation.json").write_text("{")
+    (score,) = read_suites(run)
+    assert (score.suite, score.base, score.score, score.missing) == ("geneval", 0.41, 0.58, 1)
+    page = report_of(read_runs([run]))
+    assert "Evaluation suites" in page
+    assert "0.410" in page and "0.580" in page and "[+0.050, +0.290]" in page
