@@ -11,7 +11,7 @@ from protocol.errors import PromptError, ScorerError
 from protocol.messages import Prompt
 from rewards.geneval.photo_detector import COLORS, MOST_INSTANCES, PhotoDetector, instances, prepared
 from rewards.scorer import build_scorer
-from tests.support.faults.cluster import long_scene
+from tests.support.scenes import long_scene
 from tests.support.worlds.clips import write_clip, write_segmenter
 
 BIG = 20.0
