@@ -260,7 +260,7 @@ def banded(runs: Sequence[Series], *, most: int = MOST_POINTS) -> tuple[np.ndarr
 def _band(axes: Axes, runs: Sequence[Series], index: int, *, label: str, has_marks: bool) -> None:
     x, mean, low, high = banded(runs)
     marks = _marks(x, always=has_marks)
-    shown = f"{label}: {mean[-1]:.3g}"
+    shown = f"{label}: {np.mean([y[-1] for _, y in runs]):.3g}"
     axes.plot(x, mean, color=_cycled(index), linestyle=dash(index), linewidth=1.8, label=shown, **marks)
     if len(runs) > 1:
         for series in runs:

@@ -129,10 +129,14 @@ def verdict_of(one: Group, other: Group, difference: Difference | None) -> str:
     if difference is None:
         return f"There is no interval for the difference of {one.name} and {other.name}: {results}"
     over = "seeds and prompts" if difference.has_seeds else "prompts; other seeds are not in it"
-    where = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f} over {over}"
+    value, low, high = difference.value, difference.low, difference.high
     if not difference.is_clear:
+        where = f"{other.name} minus {one.name}: {value:+.3f}, 95 % interval {low:+.3f} to {high:+.3f} over {over}"
         return f"The difference of {one.name} and {other.name} is within chance ({where}). {results}"
-    better, worse = (other, one) if difference.value > 0 else (one, other)
+    better, worse = other, one
+    if value < 0:
+        better, worse, value, low, high = one, other, -value, -high, -low
+    where = f"{value:+.3f}, 95 % interval {low:+.3f} to {high:+.3f} over {over}"
     return f"{better.name} is better than {worse.name} ({where}). {results}"
 
 

@@ -121,7 +121,7 @@ function lineOf(run, shown, others) {
   const open = make("button", run.run, "as-link");
   open.type = "button";
   open.addEventListener("click", () => go({ run: run.run, view: "overview", others: others.filter((other) => other !== run.run) }));
-  const change = run.heldout == null || run.heldout_first == null ? "" : ` (${signed(run.heldout - run.heldout_first)}${chance(run)})`;
+  const change = run.heldout == null || run.heldout_first == null ? "" : ` (${signed(run.heldout - run.heldout_first)})`;
   const [first, name] = [document.createElement("td"), document.createElement("td")];
   first.append(mark);
   name.append(open);
@@ -132,6 +132,8 @@ function lineOf(run, shown, others) {
   const differs = make("td", texts.slice(0, KEYS_SHOWN).join("  "), "text");
   if (texts.length > KEYS_SHOWN) differs.append(make("small", ` and ${texts.length - KEYS_SHOWN} more`));
   differs.title = textOf(run.run).join("\n");
+  const heldout = make("td", number(run.heldout) + change, "n");
+  heldout.append(make("small", chance(run).replace(/^, /, "")));
   const state = make("td", phaseOf(run));
   state.title = run.health;
   line.append(
@@ -143,7 +145,7 @@ function lineOf(run, shown, others) {
     state,
     make("td", `${run.iteration} / ${run.iterations}`, "n"),
     make("td", number(run.reward), "n"),
-    make("td", number(run.heldout) + change, "n"),
+    heldout,
     make("td", date(run.updated)),
     differs,
   );

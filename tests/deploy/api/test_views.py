@@ -248,9 +248,11 @@ import("/static/charts.js").then(({ Lines }) => {
   const holder = document.body.appendChild(document.createElement("div"));
   const lines = new Lines(holder, 100, "score", null);
   lines.show([{ name: "score", color: 0, x: [at], y: [0.5] }]);
-  const { x, y } = lines.plot.scales;
-  holder.remove();
-  done([x.min, x.max, y.min, y.max]);
+  setTimeout(() => {  // uPlot draws after this task
+    const { x, y } = lines.plot.scales;
+    holder.remove();
+    done([x.min, x.max, y.min, y.max]);
+  }, 100);
 });
 """
 

@@ -102,6 +102,8 @@ def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(
     assert found["heldout"][0]["difference"]["value"] == pytest.approx(0.1, abs=1e-5)
     assert "tree is better than flow (+0.100, 95 % interval" in found["verdict"]
     assert "over seeds and prompts" in found["verdict"]
+    there = compare(*([tmp_path / f"runs/{name}_{seed}" for seed in range(3)] for name in ("tree", "flow"))).verdict
+    assert there.partition("). ")[0] == found["verdict"].partition("). ")[0], "the same whichever comes first"
     assert "20 s of training each" in found["verdict"]
     page = report_of(read_runs([tmp_path / "runs" / name for name in ("flow_0", "flow_1", "tree_0", "tree_1")]))
     assert "tree is better" in page[page.index("<main>") : page.index("<h2>")]

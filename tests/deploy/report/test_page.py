@@ -319,3 +319,17 @@ def test_a_line_of_one_point_has_an_axis_about_it_and_its_value_in_the_legend(tm
     chart.draw(axes)
     assert axes.get_xlim() == (0, 2)
     assert axes.get_legend_handles_labels()[1] == ["run_0: 0.6", "run_1: 0.6"]
+
+
+def test_a_legend_has_the_mean_of_the_runs_last_values_over_iterations_and_over_seconds(tmp_path, tiny_config):
+    """One seed takes half the seconds: its line ends where the other one's goes on."""
+    paths = [
+        an_ended_run(tmp_path / f"run_{seed}", tiny_config(seed=seed), lift=lift, **{"seconds/iteration": seconds})
+        for seed, lift, seconds in ((0, 0.1, 4.0), (1, 0.2, 2.0))
+    ]
+    for by in ("iteration", "seconds"):
+        axes = Figure().subplots()
+        chart = metric_chart(groups_of(read_runs(paths)), "reward/mean", by=by)
+        assert chart
+        chart.draw(axes)
+        assert axes.get_legend_handles_labels()[1] == ["run (2 seeds): 0.65"], "0.6 and 0.7"
