@@ -181,6 +181,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         configured("scheduler/scheduler_config.json", _class_name="FlowMatchHeunDiscreteScheduler"),
         "scheduler of .* got FlowMatchHeunDiscreteScheduler",
     ),
+    "scheduler has no shift": (
+        configured("scheduler/scheduler_config.json", shift=None),
+        "scheduler of .*model must have a number as shift, got null",
+    ),
     "index names no vae": (configured("model_index.json", vae=...), "must name transformer, vae, .*got no vae"),
 }
 
