@@ -1,4 +1,4 @@
-"""The Ray actors that fill the embedding cache before a run, with the learner's resources."""
+"""The Ray actors that fill the embedding cache before a run, on the rollout actors' GPUs."""
 
 import asyncio
 from collections import deque
@@ -22,11 +22,11 @@ class EncoderActor:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        torch.set_num_threads(config.cluster.learner.threads)
+        torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> None:
         """Find the model. In the constructor, Ray would turn a user's mistake into a dead actor."""
-        self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.learner))
+        self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.rollout))
 
     def fill(self, texts: Sequence[str]) -> int:
         """Encode the texts that the cache lacks; return how many there were."""
@@ -34,7 +34,7 @@ class EncoderActor:
 
 
 async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
-    """Fill the cache batch by batch on the resources of all learner workers; each call has the learner's deadline.
+    """Fill the cache batch by batch on the resources of all rollout actors; each call has their deadline.
 
     A prompt is encoded alone, so its embeddings have the same bits wherever they are made.
 
@@ -44,7 +44,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
     Raises:
         PoolError: an actor died or overran its deadline.
     """
-    role, cluster = config.cluster.learner, config.cluster
+    role, cluster = config.cluster.rollout, config.cluster
     reserved = cluster.bundle_reserved if cluster.is_colocated else role.reserved
     waiting, done = deque(batches), []
     actor_class: Any = EncoderActor
@@ -58,7 +58,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         finally:
             ray.kill(actor)
 
-    tasks = {asyncio.create_task(work()) for _ in range(min(role.workers, len(batches)))}
+    tasks = {asyncio.create_task(work()) for _ in range(min(cluster.rollout_actors, len(batches)))}
     try:
         while len(done) < len(batches):  # then nobody waits for an actor that still has no node
             ended, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +67,7 @@ async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[str]]) -> 
         return sum(done)
     except ActorFailedError as error:
         reason = one_line(error)
-        raise PoolError(f"the text encoders failed: {reason}; raise cluster.learner.timeout_s or try again") from error
+        raise PoolError(f"the text encoders failed: {reason}; raise cluster.rollout.timeout_s or try again") from error
     finally:
         for task in tasks:
             task.cancel()

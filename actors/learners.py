@@ -13,7 +13,9 @@
 
 import asyncio
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -72,6 +74,10 @@ class LearnerWorker(Alive):
         """Run a method of the learner. Return the bytes of trajectories that were fetched so far, and the result."""
         return self._fetched, self.call(method, *args, **named)
 
+    def keep_each(self, method: str, *args: Any, **named: Any) -> tuple[Any, ...]:
+        """Do as `keep` does with each result of a method that has several."""
+        return self._fetched, *self.call(method, *args, **named)
+
     def _fetch(self, handles: Sequence[Any]) -> Iterator[Rollout]:
         """Fetch trajectories in order; the next ones are fetched while the caller works on the current ones."""
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as thread:
@@ -119,6 +125,19 @@ class RemoteWorker:
             LearnerFailedError: as in `call`.
         """
         fetched, kept = self.actor.keep.options(name=work.__name__).remote(work.__name__, *args, **named)
+        self.fetched = await self._busy(fetched)
+        return kept
+
+    async def keep_each(
+        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+    ) -> Sequence[Result]:
+        """Run a method of the learner with `count` results and return a reference to each.
+
+        Raises:
+            LearnerFailedError: as in `call`.
+        """
+        method = self.actor.keep_each.options(name=work.__name__, num_returns=1 + count)
+        fetched, *kept = method.remote(work.__name__, *args, **named)
         self.fetched = await self._busy(fetched)
         return kept
 
@@ -189,6 +208,8 @@ class LearnerGroup:
         self._restarts: dict[int, int] = {}
         self._ended_s = 0.0
         self._workers: list[RemoteWorker] = []
+        self._near = 1
+        """Workers of a node that add their sums before the nodes do, as in `learner.update.workers.update`."""
         self._joining: list[RemoteWorker] = []
         self._starts = self._new_starts()
 
@@ -246,7 +267,7 @@ class LearnerGroup:
             await asyncio.wait(groups)
             await self._make_room()
         began, before = time.monotonic(), [(worker.busy_s, worker.fetched) for worker in self._workers]
-        metrics = await update(self._config, self._workers, groups, share=_share)
+        metrics = await update(self._config, self._workers, groups, near=self._near, share=_share)
         handles = [shard.rollout for group in groups for shard in group.result().shards]
         asyncio.get_running_loop().call_later(LINGER_S, handles.clear)
         return {**metrics, **self._work(time.monotonic() - began, before)}
@@ -442,7 +463,11 @@ class LearnerGroup:
         return not any(worker.has_failed for worker in joining)
 
     async def _assign_seats(self) -> None:
-        count = len(self._workers)
+        """Give the workers their seats, as many of a node in each branch of the tree as all nodes have."""
+        count, nodes = len(self._workers), Counter(worker.member.node_id for worker in self._workers)
+        self._near = math.gcd(*nodes.values())
+        by_node, far = sorted(self._workers, key=lambda worker: worker.member.node_id), count // self._near
+        self._workers = [by_node[seat % far * self._near + seat // far] for seat in range(count)]
         await asyncio.gather(
             *(worker.call(Learner.take_seat, Seat(at, count)) for at, worker in enumerate(self._workers))
         )

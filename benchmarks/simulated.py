@@ -10,7 +10,7 @@ import random
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from flow.device import library_facts
-from learner.update.lanes import Gradient, Seat, added
+from learner.update.lanes import Gradient, Seat, Stage, added, slice_numbers
 from learner.update.update import Findings, Finished
 from protocol.config.run import RunConfig
 from protocol.messages import (
@@ -168,17 +168,17 @@ class Host:
                 self._fetched[seat] += rollout.latents.nbytes
                 await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
 
-    async def lane_sum(self, seat: int) -> Gradient:
-        """Return a gradient of the adapter's size."""
-        del seat
-        return self._gradient
+    async def lane_sum(self, seat: int, cut: Stage) -> list[Gradient]:
+        """Return a gradient of the adapter's size, cut into slices."""
+        sizes = {name: array.size for name, array in self._gradient.items()}
+        return cut.cut(self._gradient, slice_numbers(sizes, self._lanes[seat].workers))
 
-    async def added(self, seat: int, one: Gradient, other: Gradient) -> Gradient:
-        """Add two gradients."""
-        del seat
-        return added(one, other)
+    async def added(self, seat: int, *sums: Gradient, cut: Stage) -> list[Gradient]:
+        """Add slices and cut the result."""
+        sizes = {name: array.size for name, array in self._gradient.items()}
+        return cut.cut(added(sums, np.add), slice_numbers(sizes, self._lanes[seat].workers))
 
-    async def step(self, seat: int, gradient: Gradient, *, first: int, epoch: int) -> None:
+    async def step(self, seat: int, *slices: Gradient, first: int, epoch: int) -> None:
         """Take an optimizer step."""
 
     async def findings(self, seat: int) -> Findings:
@@ -193,6 +193,10 @@ class Host:
     async def keep(self, seat: int, method: str, *args: Any, **named: Any) -> tuple[int, Any]:
         """Run a method of a learner worker; return the bytes fetched so far, and the result."""
         return self._fetched[seat], await self.call(seat, method, *args, **named)
+
+    async def keep_each(self, seat: int, method: str, *args: Any, **named: Any) -> tuple[Any, ...]:
+        """Do as `keep` does with each result of a method that has several."""
+        return self._fetched[seat], *await self.call(seat, method, *args, **named)
 
     async def finish(self, seat: int, *findings: Findings) -> Finished:
         """End the update."""
@@ -240,15 +244,16 @@ class SeatMethod:
     host: Any
     name: str
     seat: int
+    returns: int | None = None
 
-    def options(self, **_: Any) -> "SeatMethod":
-        """Ignore the name of the task."""
-        return self
+    def options(self, *, num_returns: int | None = None, **_: Any) -> "SeatMethod":
+        """Take the number of results; ignore the name of the task."""
+        return replace(self, returns=num_returns)
 
     def remote(self, *args: Any, **named: Any) -> Any:
         """Call it on the process of the seat."""
         method = getattr(self.host, self.name)
-        return method.options(num_returns=RETURNS.get(self.name, 1)).remote(self.seat, *args, **named)
+        return method.options(num_returns=self.returns or RETURNS.get(self.name, 1)).remote(self.seat, *args, **named)
 
 
 class Seats:

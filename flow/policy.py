@@ -28,8 +28,7 @@ from flow.maths.windows import (
 )
 from flow.models.contract import Backbone, Conditioning, stack
 from flow.models.hub import lora_path
-from flow.models.load import load_located
-from flow.models.located import locate
+from flow.models.load import load_located, locate_for_images
 from flow.models.reading import collection_paused
 from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
@@ -328,7 +327,7 @@ def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
-        located = locate(config.model, is_whole=True)
+        located = locate_for_images(config.model)
         backbone = load_located(located, device=device)
         lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora

@@ -61,7 +61,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         sha.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        sha.update(array.tobytes())
+        sha.update(array.data)
     return sha.hexdigest()
 
 

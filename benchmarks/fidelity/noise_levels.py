@@ -11,13 +11,15 @@ Rollouts have three steps with noise of six, the first ones: as in `stepwise_tre
 separate trajectories that earn the exact gains. One group gives an estimate u: the gradient of the mean of A l over
 members and levels, with the likelihood l of `elbo`. Rules differ in A only:
 
-    image   the finished image's, at every level
-    step    the step's at the level where a step with noise begins, else the image's
-    above   the step's at the level where a step with noise ends, else the image's
+    image     the finished image's, at every level
+    step      the step's at the level where a step with noise begins, else the image's
+    above     the step's at the level where a step with noise ends, else the image's
+    weighted  the image's, times the slope of `step` on it at each level: what the image tells of the step rewards
 
-`size` and `angle` compare the mean of u with that of `image`: the bias. `spread` is the std of u over the size of its
-mean. `signal` is <E u, g> / (|g| sqrt(E |u|^2)): what an optimizer step of fixed length from one group's estimate
-brings. A rule with twice the signal needs a quarter of the groups.
+`size` is that of the mean of u, relative to the one of `image`, and `angle` is between the mean of u and g: the bias.
+`spread` is the std of u over the size of its mean. `signal` is <E u, g> / (|g| sqrt(E |u|^2)): what an optimizer step
+of fixed length from one group's estimate brings; `signal, one bias` is the same for one bias that all levels share. A
+rule with twice the signal needs a quarter of the groups.
 """
 
 from collections.abc import Mapping
@@ -50,7 +52,8 @@ REWARDS: Mapping[str, Float[Tensor, " D"]] = {
     "both": torch.eye(COARSE + FINE)[0] + 5 * torch.eye(COARSE + FINE)[-1],
 }
 """Weight of each element; in `both` the coarse and the fine one move the reward equally."""
-RULES = ("image", "step", "above")
+COLUMNS = ("reward", "rule", "size", "angle", "spread", "signal", "signal, one bias")
+RULES = ("image", "step", "above", "weighted")
 
 
 def velocity(latents: Float[Tensor, "B D"], sigma: Float[Tensor, " B"]) -> Float[Tensor, "B D"]:
@@ -98,11 +101,15 @@ def tree_rewards(finals: Float[Tensor, "G N"]) -> Float[Tensor, "G N K"]:
 
 def advantages(finals: Float[Tensor, "G N"], earned: Float[Tensor, "G N K"], rule: str) -> Float[Tensor, "L G N"]:
     """Give every noise level its advantage, a difference from the group's mean."""
-    levels = finals.expand(STEPS, -1, -1).clone()
-    if rule != "image":
-        first = RULES.index(rule) - 1
-        levels[first : first + WINDOW] = earned.movedim(-1, 0)
-    return levels - levels.mean(-1, keepdim=True)
+    image = (finals - finals.mean(-1, keepdim=True)).expand(STEPS, -1, -1)
+    if rule == "image":
+        return image
+    first, levels = int(rule == "above"), image.clone()
+    levels[first : first + WINDOW] = (earned - earned.mean(1, keepdim=True)).movedim(-1, 0)
+    if rule == "weighted":
+        slopes = (levels * image).sum((1, 2)) / image.square().sum((1, 2))
+        return image * slopes.view(-1, 1, 1)
+    return levels
 
 
 def estimates(images: Float[Tensor, "G N D"], levels: Float[Tensor, "L G N"]) -> Float[Tensor, "G L D"]:
@@ -130,25 +137,30 @@ def known_gradient(weights: Float[Tensor, " D"]) -> Float[Tensor, "L D"]:
 
 
 def compare(own: Float[Tensor, "G L D"], image: Float[Tensor, "G L D"], known: Float[Tensor, "L D"]) -> list[str]:
-    """Return size, angle, spread and signal of one rule's estimates, with the signal's standard error."""
-    flat, basis = own.flatten(1), image.flatten(1).mean(0)
-    mean, power = flat.mean(0), flat.square().sum(1).mean().sqrt()
-    along = flat @ known.flatten() / known.norm() / power
-    cosine = torch.nn.functional.cosine_similarity(mean, basis, dim=0).clamp(max=1)
+    """Return the columns of one rule's row; a signal has its standard error."""
+    mean, power = own.mean(0), own.square().sum((1, 2)).mean().sqrt()
+    cosine = (mean * known).sum() / known.norm() / mean.norm()
+    signals = [signal(own, known), signal(own.sum(1), known.sum(0))]
     return [
-        f"{mean.norm() / basis.norm():.2f}",
+        f"{mean.norm() / image.mean(0).norm():.2f}",
         f"{torch.rad2deg(cosine.arccos()):.0f}",
         f"{(power.square() - mean.square().sum()).sqrt() / mean.norm():.2f}",
-        f"{along.mean():.4f} ± {along.std() / len(along) ** 0.5:.4f}",
+        *(f"{each.mean():.3f} ± {each.std() / len(each) ** 0.5:.3f}" for each in signals),
     ]
 
 
-def main(groups: Annotated[int, typer.Option(min=12, help="Groups, each an estimate.")] = 4000) -> None:
+def signal(own: Float[Tensor, "G ..."], known: Float[Tensor, "..."]) -> Float[Tensor, " G"]:
+    """The part of each estimate along the known gradient, over the root mean square of the estimates' sizes."""
+    flat = own.flatten(1)
+    return flat @ known.flatten() / known.norm() / flat.square().sum(1).mean().sqrt()
+
+
+def main(groups: Annotated[int, typer.Option(min=12, help="Groups, each an estimate.")] = 2000) -> None:
     """Draw the groups and print a table for each kind of rollout."""
     torch.manual_seed(0)
     for name, strides in (("stepwise_tree", STRIDES), ("gains", {})):
         points = rollout(groups, strides)
-        table = Table("reward", "rule", "size", "angle", "spread", "signal", title=f"rollouts: {name}")
+        table = Table(*COLUMNS, title=f"rollouts: {name}")
         for reward, weights in REWARDS.items():
             scores = (points @ weights).movedim(0, -1)
             finals = scores[..., -1]

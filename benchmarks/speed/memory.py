@@ -261,7 +261,7 @@ def _loaded(path: Path) -> Rollout:
         return pickle.load(file)
 
 
-def _write_larger(config: RunConfig, folder: Path, blocks: int, width: int) -> None:
+def write_larger(config: RunConfig, folder: Path, blocks: int, width: int) -> None:
     """Write the config's SD3 pipeline with a transformer of random weights and images of twice the side."""
     from diffusers import SD3Transformer2DModel
 
@@ -292,7 +292,7 @@ def main(
         words = list(overrides or [])
         if blocks:
             model = Path(folder) / "model"
-            _apart(_write_larger, load_config(preset, overrides=words), model, blocks, width)
+            _apart(write_larger, load_config(preset, overrides=words), model, blocks, width)
             words.append(f"model.path={model}")
         for variant in VARIANTS if is_varied else VARIANTS[:1]:
             config = load_config(preset, overrides=[*words, *variant])

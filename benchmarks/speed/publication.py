@@ -194,7 +194,7 @@ def reduction(sizes: Sequence[float], *, workers: int, rounds: int) -> list[dict
             "reduction_s": round(reduce_s, 3),
             "update_s": round(update_s, 3),
             "written_mb": round(written, 1),
-            "expected_mb": round(size * (2 * workers - 1), 1),
+            "expected_mb": round(size * (workers + 1), 1),
             "load_average": round(os.getloadavg()[0], 1),
         }
 

@@ -1,19 +1,15 @@
-"""Speed and fault tolerance of scoring: `python -m benchmarks.speed.rewards` (`--help` lists the parts).
+"""The speed of scoring: `python -m benchmarks.speed.rewards` (`--help` lists the parts).
 
 speed   images per second of each scorer by batch size, in this process
 share   share of scoring in the CPU time of an iteration of the toy presets
+objects CPU milliseconds of the detector for photographs, beside its networks
 actors  images per second of each scorer by the number of reward actors on Ray
-faults  throughput if one request in five fails
-soak    scores of 10,000 images, each exactly once, while reward actors are killed at random
-bodies  how long the reward service's event loop stands still while a thread reads a request of 60 MB
 """
 
 import asyncio
-import os
-import random
-import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,49 +20,11 @@ from rich.progress import track
 from benchmarks.speed.reward_share import share
 from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
-from protocol.messages import Metadata, Prompt, Scores
+from protocol.messages import Metadata
 from rewards.scorer import build_scorer
-from rewards.scores import partly
 
 console = Console(highlight=False, soft_wrap=True)
 BATCHES = (1, 4, 16, 64)
-
-
-class Numbered:
-    """Scores an image by the number that its first pixel encodes; `pause_s` seconds for each image.
-
-    `soak` and `faults` use it, since every missing, repeated or exchanged score shows. `failing` is the share of
-    requests that fail.
-    """
-
-    name = "numbered"
-    low = 0.0
-    high = 2.0**24
-
-    def __init__(self, *, pause_s: float = 0.001, failing: float = 0.0) -> None:
-        self._pause_s, self._failing = pause_s, failing
-        self._chance = random.Random(os.getpid())
-
-    @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
-
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images, or raise.
-
-        Args:
-            images: uint8 [B, H, W, 3].
-            prompts: not used.
-            metadata: not used.
-
-        Returns:
-            B valid scores.
-        """
-        time.sleep(self._pause_s * len(images))
-        if self._chance.random() < self._failing:
-            raise ConnectionError("this request fails")
-        spelled = images[:, 0, 0].astype(np.int64)
-        return partly(spelled @ [1, 256, 65536], [""] * len(images))
 
 
 SHAPES = {"detector": "toyworld.world.detector:ShapeDetector"}
@@ -81,15 +39,6 @@ class Quiet:
 
     def event(self, message: str, kind: str = "info") -> None:
         """Discard an event."""
-
-
-def numbered_images(first: int, count: int) -> np.ndarray:
-    """Return images [count, 4, 4, 3] whose first pixels encode the numbers from `first` on."""
-    numbers = np.arange(first, first + count)
-    images = np.zeros((count, 4, 4, 3), np.uint8)
-    for channel in range(3):
-        images[:, 0, 0, channel] = numbers >> (8 * channel) & 255
-    return images
 
 
 def scorers() -> dict[str, Callable[[int], tuple[Any, np.ndarray, list[str], list[Metadata]]]]:
@@ -139,7 +88,41 @@ def speed(seconds: float) -> None:
         )
 
 
-def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
+def objects(seconds: float) -> None:
+    """Measure, on one thread, what the detector for photographs does with one image beside its networks.
+
+    The image has 512 x 512 pixels, the detector's input 800 x 800, and the networks' outputs are random: a hundred
+    queries with blobs as masks, some of which are sure of their class. The least of all rounds counts.
+    """
+    import torch
+    from torch.nn.functional import interpolate
+    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+
+    from rewards.geneval.photo_detector import instances, prepared
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    image = np.random.default_rng(0).integers(0, 256, (1, 512, 512, 3), np.uint8)
+    processor = Mask2FormerImageProcessorPil(size={"shortest_edge": 800, "longest_edge": 1333})
+    _, pixel_mask = prepared(processor, image, "cpu")
+    masks = interpolate(torch.randn(1, 100, 5, 5) * 6 - 2, size=(200, 200), mode="bicubic")[0]
+    work: dict[str, Callable[[], Any]] = {"resizing": lambda: prepared(processor, image, "cpu")}
+    for sure in (3, 10, 100):
+        classes = torch.zeros(100, 81)
+        classes[torch.arange(100), torch.where(torch.arange(100) < sure, 0, 80)] = 20.0
+        work[f"{sure} objects"] = partial(
+            instances, classes, masks, pixel_mask=pixel_mask[0], size=(512, 512), threshold=0.3
+        )
+    for name, step in work.items():
+        rounds, ends = [], time.monotonic() + seconds
+        while len(rounds) < 3 or time.monotonic() < ends:
+            began = time.process_time()
+            step()
+            rounds.append(time.process_time() - began)
+        console.print(f"{name:12} {1e3 * min(rounds):.1f} ms of CPU an image")
+
+
+def source_of(reward: dict[str, Any]) -> Any:
     """Return the reward actors of one scorer, as a run would start them."""
     from actors.pool.nodes import NodeFailures
     from actors.rewards.pool import RewardPools
@@ -150,7 +133,6 @@ def source_of(reward: dict[str, Any], *, max_restarts: int = 10_000) -> Any:
         "data": {"train": "unused", "heldout": "unused"},
         "rewards": {"reward": RewardConfig.model_validate(reward).model_dump()},
         "evaluation": {"component": "reward"},
-        "cluster": {"max_restarts": max_restarts},
     }
     return RewardPools(parse_config(tree), NodeFailures(within_s=60.0), Quiet())
 
@@ -210,170 +192,29 @@ async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[
     return rate
 
 
-def faults(count: int) -> None:
-    """Compare the throughput if one request in five fails with the throughput without failures."""
-    images = numbered_images(0, count)
-    rates = {}
-    for failing in (0.0, 0.2):
-
-        async def scenario(failing: float = failing) -> float:
-            args = {"failing": failing, "pause_s": 0.002}
-            source = source_of(
-                {
-                    "scorer": "benchmarks.speed.rewards:Numbered",
-                    "args": args,
-                    "actors": 2,
-                    "batch": 16,
-                    "tries": 12,
-                    "cpus": 0.5,
-                }
-            )
-            await source.pools["reward"].start()
-            began = time.perf_counter()
-            values = await drive(source, images, [""] * count, [{}] * count, request=40)
-            rate = count / (time.perf_counter() - began)
-            reward = source.rewards["reward"]
-            source.pools["reward"].stop()
-            wrong = int((values != np.arange(count)).sum())
-            console.print(
-                f"{failing:.0%} of requests fail: {rate:.0f} images/s, {reward.retried} tried again,"
-                f" {reward.missing} missing, {wrong} wrong"
-            )
-            return rate
-
-        rates[failing] = asyncio.run(scenario())
-    console.print(f"if 20 % fail, the throughput is {rates[0.2] / rates[0.0]:.2f} of that without failures")
-
-
-def soak(count: int, kill_every_s: float) -> None:
-    """Check that every image gets its score exactly once while actors are killed at random."""
-
-    async def scenario() -> None:
-        source = source_of(
-            {"scorer": "benchmarks.speed.rewards:Numbered", "actors": 3, "batch": 32, "tries": 50, "cpus": 0.3}
-        )
-        await source.pools["reward"].start()
-        chance = random.Random(1)
-        kills = 0
-
-        async def kill() -> None:
-            nonlocal kills
-            while True:
-                await asyncio.sleep(kill_every_s)
-                if victims := reward_actor_pids():
-                    os.kill(chance.choice(victims), signal.SIGKILL)
-                    kills += 1
-
-        killer = asyncio.ensure_future(kill())
-        images = numbered_images(0, count)
-        began = time.perf_counter()
-        values = await drive(source, images, [""] * count, [{}] * count, request=100)
-        killer.cancel()
-        reward = source.rewards["reward"]
-        source.pools["reward"].stop()
-        right = int((values == np.arange(count)).sum())
-        console.print(
-            f"{count} images in {time.perf_counter() - began:.0f} s, {kills} actors killed,"
-            f" {reward.queue.failed_calls} calls failed, {reward.retried} images tried again: {right} right scores,"
-            f" {int(np.isnan(values).sum())} missing, {count - right} wrong"
-        )
-        if right != count:
-            raise typer.Exit(1)
-
-    asyncio.run(scenario())
-
-
-def bodies() -> None:
-    """Measure the longest pause of an event loop while a thread reads large requests, honest and hostile ones."""
-    import json
-
-    import msgpack
-
-    from protocol.errors import ContractError
-    from rewards.http.wire import JSON, MOST_ITEMS, MSGPACK, Item, ScoreCall, read_message, write_message
-
-    async def pause(body: bytes, kind: str) -> tuple[float, str]:
-        longest, done = 0.0, False
-
-        async def tick() -> None:
-            nonlocal longest
-            while not done:
-                began = time.monotonic()
-                await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - began)
-
-        ticking = asyncio.ensure_future(tick())
-        await asyncio.sleep(0.01)
-        try:
-            await asyncio.to_thread(read_message, ScoreCall, body, kind)
-            answer = "read"
-        except ContractError as error:
-            answer = f"refused: {error}"
-        done = True
-        await ticking
-        return longest, answer
-
-    def wire(items: list[Any], kind: str) -> bytes:
-        tree = {"scorer": "red", "items": items}
-        packed: Any = json.dumps(tree).encode() if kind == JSON else msgpack.packb(tree)
-        return packed
-
-    small = {"image": "", "prompt": "", "metadata": {}}
-    for kind, size, rows, lists in ((MSGPACK, 58_000, 2_000_000, 7500), (JSON, 43_500, 1_300_000, 2000)):
-        full = ScoreCall(scorer="red", items=(Item(image=b"x" * size, prompt="a photo"),) * MOST_ITEMS)
-        for name, body in (
-            (f"{MOST_ITEMS} images", write_message(full, kind)),
-            ("rows without an image", wire([small] * rows, kind)),
-            ("metadata of empty maps", wire([{**small, "metadata": {"a": [[{}] * 8000] * lists}}], kind)),
-        ):
-            seconds, answer = asyncio.run(pause(body, kind))
-            console.print(
-                f"{kind:19} {name:22} {len(body) / 1e6:5.1f} MB: loop stood still for {seconds:.3f} s; {answer}"
-            )
-
-
-def reward_actor_pids() -> list[int]:
-    """Return the process ids of the reward actors that this process has started."""
-    import psutil
-
-    return [
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.is_running() and "ray::RewardActor" in " ".join(child.cmdline())
-    ]
-
-
 def main(
     part: Annotated[
-        Literal["speed", "share", "bodies", "actors", "faults", "soak", "all"],
-        typer.Argument(help="The part to measure."),
+        Literal["speed", "share", "objects", "actors", "all"], typer.Argument(help="The part to measure.")
     ] = "all",
-    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
-    images: Annotated[int, typer.Option(help="Images of `soak`.", min=100)] = 10_000,
-    kill_every_s: Annotated[float, typer.Option(help="Seconds between two kills of `soak`.")] = 1.5,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed` and `objects`.")] = 3.0,
 ) -> None:
-    """Measure the speed and fault tolerance of scoring."""
+    """Measure the speed of scoring."""
     if part in ("speed", "all"):
         speed(seconds)
     if part in ("share", "all"):
         for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
             console.print(share(preset))
-    if part in ("bodies", "all"):
-        bodies()
-    if part in ("speed", "share", "bodies"):
-        return
-    import ray
+    if part in ("objects", "all"):
+        objects(seconds)
+    if part in ("actors", "all"):
+        import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    try:
-        if part in ("actors", "all"):
+        local = {"address": "local", "num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(**local, log_to_driver=False)
+        try:
             actors()
-        if part in ("faults", "all"):
-            faults(2000)
-        if part in ("soak", "all"):
-            soak(images, kill_every_s)
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 
 BATCH = 256
-"""Prompts per call; a call has the learner's deadline."""
+"""Prompts per call; a call has a rollout actor's deadline."""
 
 
 def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
@@ -22,16 +22,16 @@ def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
 async def encode_ahead(
     config: RunConfig, prompts: Sequence[Prompt], *, is_local: bool, say: Callable[[str], None]
 ) -> None:
-    """Fill `model.embedding_cache` on the learner's resources; without a cache do nothing.
+    """Fill `model.embedding_cache` on the rollout actors' resources; without a cache do nothing.
 
     Args:
-        config: config of the run, with the model, the cache and the learner's resources.
+        config: config of the run, with the model, the cache and the rollout actors' resources.
         prompts: all prompts of the run, including the held-out ones.
         is_local: encode in this process instead of a Ray actor.
 
     Raises:
         ModelError: the encoders cannot be loaded or the folder cannot be written.
-        PoolError: the encoding actor died or overran the learner's deadline.
+        PoolError: the encoding actor died or overran its deadline.
     """
     if config.model.embedding_cache is None:
         return
@@ -51,7 +51,7 @@ async def encode_ahead(
 async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
     from flow.models.load import open_embeddings
 
-    role = config.cluster.learner
+    role = config.cluster.rollout
     embeddings = await asyncio.to_thread(open_embeddings, config.model, device=device_of(role))
 
     def fill(batch: Sequence[str]) -> int:

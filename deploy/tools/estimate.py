@@ -187,12 +187,14 @@ def estimate_of(
             *(each.peak for each in shown),
         ),
     }
+    means = sum([config.is_forward, config.learner.average.decay > 0])
     learner = {
         **static,
         **({"context": CONTEXT} if config.cluster.learner.gpus else {}),
         "optimizer": 8 * trained,
         **({"adapter old": 4 * trained} if config.is_forward else {}),
         **({"running mean": 4 * trained} if config.learner.average.decay else {}),
+        **({"state before the update": (2 + means) * 4 * trained} if config.cluster.learner.gpus else {}),
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }

@@ -4,6 +4,7 @@
 libraries, copies of the adapter, trajectories and images. On a CPU all of it is host memory.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 
 MIB = 2**20
+GPUS_OF_A_NODE = 8
 PROCESS = {
     "rollout actor": 530 * MIB,
     "learner worker": 530 * MIB,
@@ -47,6 +49,11 @@ class RoleMemory:
         return max(parts.items(), key=lambda part: part[1])
 
 
+def nodes_of(config: RunConfig) -> int:
+    """Return how many nodes of `GPUS_OF_A_NODE` GPUs a run needs."""
+    return math.ceil(config.reserved.get("GPU", 0.0) / GPUS_OF_A_NODE) or 1
+
+
 def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     """Add the memory that each process takes besides its model to an estimate.
 
@@ -65,7 +72,7 @@ def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
     store = {
         "images": counts.images * found.image,
         "trajectories": config.group.shards * found.trajectories,
-        "sums of gradients": (2 * workers - 1) * adapter,
+        "sums of gradients": (workers + nodes_of(config) * (workers > 1)) * adapter,
     }
     rewards = [
         RoleMemory(

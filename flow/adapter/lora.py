@@ -55,8 +55,7 @@ class Lora:
 
     def export(self, *, version: int) -> Adapter:
         """Return a copy of the adapter's tensors with their digest."""
-        arrays = {name: parameter.detach().cpu().numpy().copy() for name, parameter in self.parameters.items()}
-        return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
+        return adapter_of(self.parameters, version=version)
 
     def load(self, adapter: Adapter) -> str:
         """Load an adapter into the transformer and return the digest of the loaded tensors.
@@ -115,6 +114,12 @@ class Lora:
             odd = sorted(arrays.keys() ^ self.parameters.keys())
             raise ContractError(f"an adapter must name the tensors of this model, got a difference in {odd[:3]}")
         _require_shapes(arrays, {name: tuple(parameter.shape) for name, parameter in self.parameters.items()})
+
+
+def adapter_of(tensors: Mapping[str, torch.Tensor], *, version: int) -> Adapter:
+    """Copy an adapter's tensors to host memory, with their digest."""
+    arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
+    return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
 
 
 def require_start(path: str, config: LoraConfig, transformer: nn.Module) -> None:

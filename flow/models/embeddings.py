@@ -1,8 +1,8 @@
 """Prompt embeddings: each is encoded once, then kept in memory and, if configured, in a cache folder.
 
-The file name of an embedding is a hash of everything it depends on: text, the encoders' files, sequence length, dtype,
-kind of device and the libraries' versions. So runs and models may share a folder, and a changed encoder never yields an
-old embedding.
+The file name of an embedding is a hash of everything it depends on: text, the encoders' files or their commit on the
+hub, sequence length, dtype, kind of device and the libraries' versions. So runs and models may share a folder, and a
+changed encoder never yields an old embedding.
 """
 
 import hashlib
@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from flow.device import versions_of
 from flow.models.contract import Conditioning
 from flow.models.families import Family
+from flow.models.hub import is_on_hub
+from flow.models.located import Located
 from flow.models.text import TextEncoders
 from protocol.errors import ModelError
 from protocol.ground.files import sha256_of, share, whole
@@ -84,7 +86,7 @@ class Embeddings:
         facts = {
             "text": text,
             "tokens": "its own, without padding",
-            "encoders": identity_of(self._encoders.located.family, self._encoders.located.folder),
+            "encoders": identity_of(self._encoders.located),
             "max_sequence_length": self._config.max_sequence_length,
             "dtype": self._config.dtype,
             "device": self._encoders.device.type,
@@ -114,9 +116,15 @@ class Embeddings:
             raise ModelError(f"model.embedding_cache {self._folder} cannot be written: {error}") from error
 
 
+def identity_of(located: Located) -> str:
+    """Return what decides a prompt's embedding: a hub id's commit, which needs no download, or a folder's files."""
+    path = located.model.path
+    return f"{path}@{located.commit}" if is_on_hub(path) else digest_of_files(located.family, located.folder)
+
+
 @lru_cache
-def identity_of(family: Family, folder: Path) -> str:
-    """Return the sha256 of the names and contents of all files that decide a prompt's embedding.
+def digest_of_files(family: Family, folder: Path) -> str:
+    """Return the sha256 of the names and contents of all files of a folder that decide a prompt's embedding.
 
     A file of the hub's cache is a link to a blob whose name is its content's hash already; any other file is read.
     """

@@ -46,10 +46,10 @@ def index_folder(repo: str, revision: str | None) -> Path:
 
 
 def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
-    """Return the folder of a repository with these parts, such as `transformer`, and their weights."""
+    """Return the folder of a repository with its config files, tokenizers, and the weights of these parts."""
     from huggingface_hub import snapshot_download
 
-    wanted = [INDEX, *(f"{part}/*" for part in parts)]
+    wanted = [*CONFIGS, *(f"{part}/*" for part in parts)]
     with _model_explained(repo, revision):
         folder = Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))

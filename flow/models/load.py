@@ -24,7 +24,12 @@ def load_backbone(config: ModelConfig, *, device: str = "cpu") -> Backbone:
     Raises:
         ModelError: the model is missing, broken or of an unknown family, or it cannot generate images of this size.
     """
-    return load_located(locate(config, is_whole=True), device=device)
+    return load_located(locate_for_images(config), device=device)
+
+
+def locate_for_images(config: ModelConfig) -> Located:
+    """Find a model; with an embedding cache, its text encoders are downloaded only when a prompt is missing there."""
+    return locate(config, is_whole=True, has_encoders=config.embedding_cache is None)
 
 
 def load_located(located: Located, *, device: str) -> Backbone:
@@ -67,6 +72,6 @@ def open_embeddings(config: ModelConfig, *, device: str) -> Embeddings:
     Raises:
         ModelError: the model does not exist.
     """
-    located = locate(config, is_whole=True)
+    located = locate_for_images(config)
     encode = backbone_class(located.family).encode_prompt
     return Embeddings(TextEncoders(located, encode=encode, device=torch.device(device)))

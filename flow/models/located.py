@@ -91,10 +91,10 @@ class Located:
         return read_settings(self.folder / "vae" / "config.json")
 
     def require_scheduler(self) -> Mapping[str, Any]:
-        """Return the scheduler's config, and refuse a class whose sigmas ours are not."""
+        """Return the scheduler's config and the index's own sigmas; refuse a class whose sigmas ours are not."""
         settings = read_settings(self.folder / "scheduler" / "scheduler_config.json")
         _require_schedule_class(settings.get("_class_name", SCHEDULER), str(self.folder))
-        return settings
+        return {**settings, "sample_sigmas": self.index.get("sample_sigmas")}
 
     @property
     def sizes(self) -> Sizes:
@@ -159,8 +159,11 @@ class Located:
         return folder
 
 
-def locate(model: ModelConfig, *, is_whole: bool = False) -> Located:
+def locate(model: ModelConfig, *, is_whole: bool = False, has_encoders: bool = True) -> Located:
     """Find a model. Of a hub id, config files and tokenizers are downloaded, and with `is_whole` all its parts.
+
+    Args:
+        has_encoders: whether its text encoders are among these parts.
 
     Raises:
         ModelError: the model does not exist, its `model_index.json` is not readable, its family is not supported, or
@@ -176,9 +179,10 @@ def locate(model: ModelConfig, *, is_whole: bool = False) -> Located:
     _require_schedule_class(index["scheduler"][-1], model.path)
     if is_remote and not is_whole:
         return Located(model, family, index, config_folder(model.path, model.revision))
+    wanted = [part for part in located.parts if has_encoders or part not in family.text_parts]
     if is_remote:
-        located = Located(model, family, index, model_folder(model.path, model.revision, located.parts))
-    absent = [name for name in located.parts if not (located.folder / name).is_dir()]
+        located = Located(model, family, index, model_folder(model.path, model.revision, wanted))
+    absent = [name for name in wanted if not (located.folder / name).is_dir()]
     if absent:
         raise ModelError(
             f"model folder {model.path} must hold the parts that its model_index.json names, got none for {absent}"

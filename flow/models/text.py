@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flow.models.contract import Conditioning
-from flow.models.located import Located
+from flow.models.located import Located, locate
 from flow.models.parts import is_tokenizer, pipeline_of, read_text_parts, read_tokenizer, transformer_settings
 from flow.models.reading import dtype_of, quiet_libraries
 from protocol.config.model import ModelConfig
@@ -49,8 +49,11 @@ class TextEncoders:
             torch.cuda.empty_cache()
 
     def _load(self) -> Any:
+        model = self.located.model
+        if model.embedding_cache:  # so they may not be here yet
+            self.located = locate(model, is_whole=True)
         with quiet_libraries():
-            parts = read_text_parts(self.located, dtype=dtype_of(self.located.model))
+            parts = read_text_parts(self.located, dtype=dtype_of(model))
             for module in parts.values():
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)

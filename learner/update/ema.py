@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from flow.adapter.lora import adapter_of
 from protocol.config.learning import AverageConfig, OldConfig
 from protocol.messages import Adapter, digest_of
 
@@ -34,13 +35,12 @@ class AdapterMean(Generic[Config]):
 
     def export(self, *, version: int) -> Adapter:
         """Copy the mean, with its digest."""
-        arrays = {name: mean.cpu().numpy().copy() for name, mean in self._mean.items()}
-        return Adapter(version=version, arrays=arrays, digest=digest_of(arrays))
+        return adapter_of(self._mean, version=version)
 
-    def load(self, adapter: Adapter) -> None:
-        """Continue from a saved mean."""
-        for name, array in adapter.arrays.items():
-            self._mean[name] = torch.from_numpy(np.array(array)).to(self._parameters[name].device)
+    def load(self, mean: Mapping[str, torch.Tensor]) -> None:
+        """Continue from a copy of another mean."""
+        for name, parameter in self._parameters.items():
+            self._mean[name] = mean[name].to(parameter.device, copy=True)
 
 
 class AdapterAverage(AdapterMean[AverageConfig]):

@@ -4,11 +4,17 @@ Shard s of the step adds its gradient to lane s mod L, in the order of the shard
 binary tree with halving strides: lane i and lane i + L/2, then i and i + L/4, down to 0 and 1. Worker w of W owns the
 lanes w, w + W, w + 2W and so on. So each worker's own lanes form the first levels of the tree, and the workers' sums
 are the leaves of the last log2(W) levels.
+
+Those levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one of
+them, so its work does not grow with W. Workers of one node do so first (`stages`), and then the nodes: seats c, c + F,
+c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a node sends the sum of its workers
+only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +35,54 @@ class Seat:
     def owns(self, lane: int) -> bool:
         """Return whether this worker adds up the lane."""
         return lane % self.workers == self.worker
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An exchange of slices in groups of `members` workers, whose seats are `stride` apart.
+
+    Seats and slices have numbers below W, and a number has a place in its group. A worker adds the slices that have its
+    own place, of all workers of its group.
+    """
+
+    stride: int
+    members: int
+
+    def place(self, number: int) -> int:
+        """Return the place of a seat or a slice, from 0 to members - 1."""
+        return number // self.stride % self.members
+
+    def group(self, seat: int) -> range:
+        """Return the seats of the group of this seat, in the order in which their sums are leaves of the tree."""
+        first = seat - self.place(seat) * self.stride
+        return range(first, first + self.members * self.stride, self.stride)
+
+    def cut(self, gradient: Gradient, numbers: Mapping[str, int]) -> list[Gradient]:
+        """Split a gradient by the places of its tensors, whose slices have these `numbers`."""
+        return [
+            {name: array for name, array in gradient.items() if self.place(numbers[name]) == place}
+            for place in range(self.members)
+        ]
+
+
+WHOLE = Stage(stride=1, members=1)
+"""Cuts nothing."""
+
+
+def stages(workers: int, near: int) -> list[Stage]:
+    """Return the exchanges that add the sums of all workers: among `near` workers of a node, then between nodes."""
+    far = workers // near
+    return [stage for stage in (Stage(far, near), Stage(1, far)) if stage.members > 1]
+
+
+def slice_numbers(sizes: Mapping[str, int], slices: int) -> dict[str, int]:
+    """Number the slices in the order of the tensors; the largest is at most one tensor larger than the mean.
+
+    Args:
+        sizes: of all tensors of the adapter, by name.
+    """
+    total, ends = sum(sizes.values()), accumulate(sizes.values())
+    return {name: (end - sizes[name]) * slices // total for name, end in zip(sizes, ends, strict=True)}
 
 
 class Lanes:
@@ -60,7 +114,7 @@ class Lanes:
 
     def take(self, owned: Sequence[int]) -> Gradient:
         """Add up the owned lanes, ascending, and forget them."""
-        total = tree_sum([self._held.get(lane, {}) for lane in owned], _add)
+        total = added([self._held.get(lane, {}) for lane in owned], Tensor.add_)  # in place: a lane is an adapter
         self._held = {}
         return {name: gradient.cpu().numpy() for name, gradient in total.items()}
 
@@ -68,22 +122,16 @@ class Lanes:
         self._held = {}
 
 
-def tree_sum(leaves: Sequence[Leaf], add: Callable[[Leaf, Leaf], Leaf]) -> Leaf:
-    """Add leaves in pairs with halving strides; the number of leaves is a power of two."""
-    held = list(leaves)
-    while len(held) > 1:
-        half = len(held) // 2
-        held = [add(one, other) for one, other in zip(held[:half], held[half:], strict=True)]
-    return held[0]
+def added(sums: Sequence[Mapping[str, Leaf]], add: Callable[[Leaf, Leaf], Leaf]) -> dict[str, Leaf]:
+    """Add lanes, or the sums of workers, ascending: tensor by tensor, so that partial sums stay small."""
+    names = dict.fromkeys(name for each in sums for name in each)
+    total = {name: tree_sum([each.get(name) for each in sums], add) for name in names}
+    return {name: leaf for name, leaf in total.items() if leaf is not None}
 
 
-def added(one: Gradient, other: Gradient) -> Gradient:
-    """Add the gradients of two branches; a branch without a gradient adds nothing, not zeros."""
-    both = {name: np.add(array, other[name]) for name, array in one.items() if name in other}
-    return {**other, **one, **both}
-
-
-def _add(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-    for name, gradient in other.items():
-        one[name] = one[name].add_(gradient) if name in one else gradient  # in place: lanes are as large as the adapter
-    return one
+def tree_sum(leaves: Sequence[Leaf | None], add: Callable[[Leaf, Leaf], Leaf]) -> Leaf | None:
+    """Add leaves in pairs with halving strides; their number is a power of two. A None adds nothing, not zeros."""
+    if len(leaves) == 1:
+        return leaves[0]
+    one, other = tree_sum(leaves[::2], add), tree_sum(leaves[1::2], add)
+    return other if one is None else one if other is None else add(one, other)

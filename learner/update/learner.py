@@ -11,6 +11,7 @@ import torch
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
+from flow.adapter.lora import adapter_of
 from flow.meter import Meter
 from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, assign_credit
@@ -18,12 +19,12 @@ from learner.credit.step_weights import step_weights
 from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter
 from learner.update.forward import ForwardObjective
-from learner.update.lanes import Gradient, Lanes, Seat, added
+from learner.update.lanes import Gradient, Lanes, Seat, Stage, added, slice_numbers
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
 from learner.update.micro_batches import ShardTask, micro_batches, noised_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
 from learner.update.probe import probe_clean, probe_parity
-from learner.update.update import Findings, Finished, MiniBatch, PendingPiece, Update
+from learner.update.update import Findings, Finished, MiniBatch, PendingPiece, Snapshot, Update
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
 from protocol.messages import Adapter, Credit, LearnerState, Rollout, ScoredGroup
@@ -97,8 +98,8 @@ class Learner:
     def begin(self) -> None:
         """Begin the update of an iteration; one that did not finish is undone."""
         if self._update:
-            self.restore(self._update.before)
-        self._update = Update(self._config, self.state(), self._policy.strides, steps_before=self._steps())
+            self._load(self._update.before)
+        self._update = Update(self._config, self._snapshot(), self._policy.strides, steps_before=self._steps())
         self._wake()
         self._work()
         self._lanes.clear()
@@ -145,19 +146,20 @@ class Learner:
                 self._add_gradients(task, rollout, batch)
         self._settle()
 
-    def lane_sum(self) -> Gradient:
-        """Add up this worker's lanes of the mini-batch, and begin the next one."""
-        return self._lanes.take(range(self._seat.worker, self._config.learner.lanes, self._seat.workers))
+    def lane_sum(self, cut: Stage) -> list[Gradient]:
+        """Add up this worker's lanes of the mini-batch, cut for the exchange `cut`, and begin the next mini-batch."""
+        own = range(self._seat.worker, self._config.learner.lanes, self._seat.workers)
+        return cut.cut(self._lanes.take(own), self._slices())
 
-    def added(self, one: Gradient, other: Gradient) -> Gradient:
-        """Add the sums of two workers."""
-        return added(one, other)
+    def added(self, *sums: Gradient, cut: Stage) -> list[Gradient]:
+        """Add the sums of some workers, ascending by their seats, and cut the result."""
+        return cut.cut(added(sums, np.add), self._slices())
 
-    def step(self, gradient: Gradient, *, first: int, epoch: int) -> None:
+    def step(self, *slices: Gradient, first: int, epoch: int) -> None:
         """Take an optimizer step with the gradient of all workers.
 
         Args:
-            gradient: sum of all lanes.
+            slices: of the sum of all lanes.
             first: the mini-batch's first group.
             epoch: pass over the iteration, from 0.
 
@@ -167,6 +169,7 @@ class Learner:
         batch = self._running.batch(first, epoch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learner.rate(self.iteration)
+        gradient = {name: array for each in slices for name, array in each.items()}
         norm, zeros = self._take_step(gradient, scale=self._divisor(batch) / max(1, batch.pairs))
         self._running.steps.append(StepStatistics(pairs=batch.pairs, grad_norm=norm, zeros=zeros))
 
@@ -211,8 +214,8 @@ class Learner:
             **_sums([found.work for found in findings]),
             "adapter/version": float(self.iteration),
         }
-        kept = (self._trained(), self._copied(self._old))
-        held = [adapter.digest for adapter in kept if adapter]
+        kept = (self._trained(), *([self._old.export(version=self.iteration)] if self._old else []))
+        held = [adapter.digest for adapter in kept]
         self._rest()
         return Finished(metrics=metrics, digest=hashlib.sha256("".join(held).encode()).hexdigest())
 
@@ -223,7 +226,8 @@ class Learner:
         """
         if not self._old_rolls_out:
             return self._trained()
-        return (self._update.before.old if self._update else self._copied(self._old)) or self._trained()
+        old = self._update.before.old if self._update else _tensors(self._old)
+        return adapter_of(old, version=self.iteration) if old else self._trained()
 
     def credit(self, group: int) -> Credit:
         """Return the credit of one group of the newest update, by its index."""
@@ -231,22 +235,7 @@ class Learner:
 
     def state(self) -> LearnerState:
         """Copy adapter, optimizer, running means and baseline; during an update, as they were before it."""
-        if self._update:
-            return self._update.before
-        optimizer: dict[str, np.ndarray] = {}
-        for name, parameter in self._lora.parameters.items():
-            for slot, value in self._optimizer.state.get(parameter, {}).items():
-                optimizer[f"{name}/{slot}"] = value.detach().cpu().numpy().copy()
-        for slot, value in self._scaler.state_dict().items():
-            optimizer[f"{SCALER}/{slot}"] = np.array(value, np.float32)
-        return LearnerState(
-            iteration=self.iteration,
-            adapter=self._trained(),
-            optimizer=optimizer,
-            average=self._copied(self._average),
-            old=self._copied(self._old),
-            baseline=_without_nan(self._baseline),
-        )
+        return (self._update.before if self._update else self._snapshot()).state()
 
     def restore(self, state: LearnerState) -> None:
         """Continue exactly from `state`, which may be older than the learner's own.
@@ -261,25 +250,55 @@ class Learner:
                 f"objective {self._config.learner.objective} resumes with its adapter `old`, got a state without one:"
                 " start a fresh run from its adapter with --fork"
             )
+        self._load(
+            Snapshot(
+                iteration=state.iteration,
+                adapter=state.adapter,
+                optimizer={name: torch.tensor(array) for name, array in state.optimizer.items()},
+                average=_copied(state.average or state.adapter),
+                old=_copied(state.old or state.adapter),
+                baseline=state.baseline,
+            )
+        )
+
+    def _snapshot(self) -> Snapshot:
+        """Copy what an update changes, on the device; the adapter has been exported since its own update."""
+        optimizer: dict[str, torch.Tensor] = {}
+        for name, parameter in self._lora.parameters.items():
+            for slot, value in self._optimizer.state.get(parameter, {}).items():
+                optimizer[f"{name}/{slot}"] = value.detach().clone()
+        for slot, value in self._scaler.state_dict().items():
+            optimizer[f"{SCALER}/{slot}"] = torch.tensor(value, dtype=torch.float32)
+        return Snapshot(
+            iteration=self.iteration,
+            adapter=self._trained(),
+            optimizer=optimizer,
+            average={name: mean.clone() for name, mean in _tensors(self._average).items()},
+            old={name: old.clone() for name, old in _tensors(self._old).items()},
+            baseline=_without_nan(self._baseline),
+        )
+
+    def _load(self, held: Snapshot) -> None:
+        """Continue from a copy of a snapshot."""
         self._update = self._exported = None
         self._wake()  # the state is loaded onto the device on which it is used
-        self._lora.load(state.adapter)
+        self._lora.load(held.adapter)
         moments = {
-            index: {slot: torch.from_numpy(np.array(state.optimizer[f"{name}/{slot}"])) for slot in SLOTS}
+            index: {slot: held.optimizer[f"{name}/{slot}"].clone() for slot in SLOTS}
             for index, name in enumerate(self._lora.parameters)
-            if f"{name}/step" in state.optimizer
+            if f"{name}/step" in held.optimizer
         }
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
         now = self._scaler.state_dict()
-        held = {slot: state.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in state.optimizer}
-        if now and len(held) == len(now):
-            self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in held.items()})
+        scaler = {slot: held.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in held.optimizer}
+        if now and len(scaler) == len(now):
+            self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in scaler.items()})
         if self._average:
-            self._average.load(state.average or state.adapter)
+            self._average.load(held.average)
         if self._old:
-            self._old.load(state.old or state.adapter)
-        self._baseline = _with_nan(state.baseline)
-        self.iteration = state.iteration
+            self._old.load(held.old)
+        self._baseline = _with_nan(held.baseline)
+        self.iteration = held.iteration
         self._rest()
 
     @property
@@ -293,9 +312,6 @@ class Learner:
             return self._update.before.adapter
         self._exported = self._exported or self._lora.export(version=self.iteration)
         return self._exported
-
-    def _copied(self, mean: AdapterMean[Any] | None) -> Adapter | None:
-        return mean.export(version=self.iteration) if mean else None
 
     @property
     def _keeps_idle(self) -> bool:
@@ -451,9 +467,21 @@ class Learner:
             self._average.update(self._steps())
         return norm.item(), zeros
 
+    def _slices(self) -> dict[str, int]:
+        sizes = {name: parameter.numel() for name, parameter in self._lora.parameters.items()}
+        return slice_numbers(sizes, self._seat.workers)
+
     def _steps(self) -> int:
         """Count the run's optimizer steps. AdamW keeps the count in its state, and so does every checkpoint."""
         return max((int(slots["step"].item()) for slots in self._optimizer.state.values()), default=0)
+
+
+def _tensors(mean: AdapterMean[Any] | None) -> Mapping[str, torch.Tensor]:
+    return mean.tensors if mean else {}
+
+
+def _copied(adapter: Adapter) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(array) for name, array in adapter.arrays.items()}
 
 
 def _without_nan(numbers: torch.Tensor | None) -> tuple[float | None, ...]:

@@ -6,12 +6,40 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
+from flow.adapter.lora import adapter_of
 from learner.credit.tables import Strides
 from learner.update.metrics import PieceStatistics, StepStatistics
 from learner.update.micro_batches import ShardTask, StepChoice, shard_tasks
 from learner.update.objective import PairLosses
 from protocol.config.run import RunConfig
-from protocol.messages import Credit, LearnerState, ScoredGroup
+from protocol.messages import Adapter, Credit, LearnerState, ScoredGroup
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an update changes, as it was before, copied on the learner's device. Nothing changes these tensors."""
+
+    iteration: int
+    adapter: Adapter
+    optimizer: Mapping[str, Tensor]
+    """As in `LearnerState`."""
+    average: Mapping[str, Tensor]
+    """The adapter's running mean by parameter name; empty if there is none."""
+    old: Mapping[str, Tensor]
+    """The adapter `old` by parameter name; empty if there is none."""
+    baseline: tuple[float | None, ...]
+    """As in `LearnerState`."""
+
+    def state(self) -> LearnerState:
+        """Copy it to host memory."""
+        return LearnerState(
+            iteration=self.iteration,
+            adapter=self.adapter,
+            optimizer={name: tensor.cpu().numpy() for name, tensor in self.optimizer.items()},
+            average=adapter_of(self.average, version=self.iteration) if self.average else None,
+            old=adapter_of(self.old, version=self.iteration) if self.old else None,
+            baseline=self.baseline,
+        )
 
 
 @dataclass
@@ -77,7 +105,7 @@ class Finished:
 class Update:
     """`Learner.begin` makes it, `feed` and `train` fill it, and `finish` gives it away."""
 
-    def __init__(self, config: RunConfig, before: LearnerState, strides: Strides, *, steps_before: int) -> None:
+    def __init__(self, config: RunConfig, before: Snapshot, strides: Strides, *, steps_before: int) -> None:
         """
         Args:
             before: the state to which an update that does not finish returns.

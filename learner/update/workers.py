@@ -1,16 +1,16 @@
 """One update by a group of learner workers: which worker does what, and in which order their gradients are added.
 
-The workers never wait for each other: lane sums travel from worker to worker as handles, and the driver of the update
-passes the handles on. So a worker that raises ends the update at once, and no worker waits for a dead one.
+The workers never wait for each other: slices of gradients travel from worker to worker as handles, and the driver of
+the update passes the handles on. So a worker that raises ends the update at once, and no worker waits for a dead one.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import takewhile
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from learner.update.lanes import Gradient
+from learner.update.lanes import WHOLE, Gradient, stages
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
@@ -37,8 +37,8 @@ class Worker(Protocol):
     """The door to a `Learner`, in this process or another one. It takes one call at a time.
 
     await worker.call(Learner.train, 0, 4, epoch=0)
-    gradient = await worker.keep(Learner.lane_sum)
-    await worker.call(Learner.step, gradient, first=0, epoch=0)
+    slices = await worker.keep_each(8, Learner.lane_sum, Stage(stride=1, members=8))
+    await worker.call(Learner.step, *slices, first=0, epoch=0)
     """
 
     async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
@@ -51,6 +51,12 @@ class Worker(Protocol):
         Returns:
             The result itself, or a reference to it. Only the arguments of other calls can hold it.
         """
+        ...
+
+    async def keep_each(
+        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+    ) -> Sequence[Result]:
+        """Run a method of the learner with `count` results; each of them stays where it is, apart from the others."""
         ...
 
 
@@ -76,12 +82,20 @@ class InProcessWorker:
     async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         return await self.call(work, *args, **named)
 
+    async def keep_each(
+        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+    ) -> Sequence[Result]:
+        results = await self.call(work, *args, **named)
+        assert len(results) == count
+        return results
+
 
 async def update(
     config: RunConfig,
     workers: Sequence[Worker],
     pending: Sequence[PendingGroup],
     *,
+    near: int = 1,
     share: Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup]] = lambda groups: groups,
 ) -> Metrics:
     """Learn from one iteration's groups in `epochs` passes of `updates_per_iteration` optimizer steps.
@@ -92,6 +106,7 @@ async def update(
     Args:
         workers: W workers, in the order of their seats; W divides `learner.lanes`.
         pending: the groups of the iteration, in order; complete or still being made.
+        near: a divisor of W: workers c, c + W / near, c + 2W / near, ... are on one node, for every c.
         share: makes one reference to all groups for all workers, if they are complete before the update.
 
     Raises:
@@ -113,9 +128,10 @@ async def update(
             else:
                 await _all(workers, Learner.train, first, size, epoch=epoch)
             began = time.monotonic()
-            gradient = await _gradient(workers)
+            slices = await gradient_slices(workers, near)
             adding_s += time.monotonic() - began
-            await _all(workers, Learner.step, gradient, first=first, epoch=epoch)
+            await _all(workers, Learner.step, *slices, first=first, epoch=epoch)
+            del slices  # frees the object store before the next sums
     findings = await _together(worker.keep(Learner.findings) for worker in workers)
     finished = await _all(workers, Learner.finish, *findings)
     digests = [each.digest for each in finished]
@@ -131,7 +147,7 @@ async def _follow(worker: Worker, pending: Sequence[PendingGroup], *, first: int
     """Train a worker's shards of a mini-batch as its groups become complete, in their order."""
     while first < stop:
         await _complete(pending[first])
-        groups = [group.result() for group in takewhile(lambda each: each.done(), pending[first:stop])]
+        groups = [group.result() for group in itertools.takewhile(lambda each: each.done(), pending[first:stop])]
         await worker.call(Learner.feed, groups)
         await worker.call(Learner.train, first, len(groups), epoch=0)
         first += len(groups)
@@ -143,14 +159,23 @@ async def _complete(group: PendingGroup) -> ScoredGroup:
     return group.result()
 
 
-async def _gradient(workers: Sequence[Worker]) -> Gradient:
-    """Add the workers' lane sums: the last levels of the tree of `learner.update.lanes`."""
-    held = await _together(worker.keep(Learner.lane_sum) for worker in workers)
-    while len(held) > 1:
-        half = len(held) // 2
-        pairs: Iterable[Any] = zip(workers[:half], held[:half], held[half:], strict=True)
-        held = await _together(worker.keep(Learner.added, one, other) for worker, one, other in pairs)
-    return held[0]
+async def gradient_slices(workers: Sequence[Worker], near: int) -> Sequence[Gradient]:
+    """Add the workers' lane sums in the tree of `learner.update.lanes`.
+
+    Returns:
+        The slices of the sum of all lanes; each worker added one.
+    """
+    exchanges = [*stages(len(workers), near), WHOLE]
+    cut = exchanges[0]
+    held = await _together(worker.keep_each(cut.members, Learner.lane_sum, cut) for worker in workers)
+    for stage, cut in itertools.pairwise(exchanges):
+        held = await _together(
+            worker.keep_each(
+                cut.members, Learner.added, *(held[other][stage.place(seat)] for other in stage.group(seat)), cut=cut
+            )
+            for seat, worker in enumerate(workers)
+        )
+    return [whole for (whole,) in held]
 
 
 async def _all(workers: Sequence[Worker], work: Work[P, Result], *args: P.args, **named: P.kwargs) -> list[Result]:

@@ -144,10 +144,8 @@ def test_a_cluster_too_small_for_all_bundles_is_said_and_ends_the_start(nodes: A
     async def scenario(fleet: RayFleet) -> None:
         starting = asyncio.ensure_future(fleet.start())
         await until(lambda: [pool.waiting for pool in fleet.pools()] == [4, 0, 4])
-        assert await asyncio.to_thread(fleet.shortage, "rollout") == (
-            "4 bundles of a rollout actor and a learner worker are reserved together, each with 1 CPU on one node; the"
-            " cluster has room for 2"
-        )
+        said = await asyncio.to_thread(fleet.shortage, "rollout")
+        assert "4 bundles" in said and "each with 1 CPU" in said and "room for 2" in said
         rule = r"each of 4 bundles .*needs 1 CPU on one node"
         with pytest.raises(LearnerFailedError, match=rule):
             await starting

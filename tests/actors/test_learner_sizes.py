@@ -24,13 +24,14 @@ class Call:
     def __init__(self, actor: "Fake", method: str) -> None:
         self._actor, self._method = actor, method
         self._answer: Future[Any] = Future()
+        self._returns = 2 if method == "keep" else 1
 
-    def options(self, **_: Any) -> "Call":
+    def options(self, *, num_returns: int = 0, **_: Any) -> "Call":
+        self._returns = num_returns or self._returns
         return self
 
-    def remote(self, *args: Any, **_: Any) -> "Call | tuple[Call, None]":
-        is_kept = self._method == "keep"
-        if self._method in ("call", "keep"):
+    def remote(self, *args: Any, **_: Any) -> "Call | tuple[Call | None, ...]":
+        if self._method in ("call", "keep", "keep_each"):
             self._method, *args = args
         if self._method == "take_seat":
             self._actor.seat = args[0]
@@ -38,15 +39,16 @@ class Call:
             self._actor.held.append(self)
         else:
             self.end()
-        return (self, None) if is_kept else self
+        return self if self._returns == 1 else (self, *[None] * (self._returns - 1))
 
     def end(self) -> None:
         finished = Finished(metrics={}, digest="")
         fetched = 0
         answers = {
-            "__ray_call__": ("host", "node", 1),
+            "__ray_call__": ("host", self._actor.node, 1),
             "prepare": library_facts(),
             "lane_sum": fetched,
+            "added": fetched,
             "findings": fetched,
             "finish": finished,
         }
@@ -62,8 +64,8 @@ class Call:
 class Fake:
     """Takes the part of a learner worker's actor; it does not answer the method `holds`."""
 
-    def __init__(self, holds: str) -> None:
-        self.holds = holds
+    def __init__(self, holds: str, node: str) -> None:
+        self.holds, self.node = holds, node
         self.held: list[Call] = []
         self.seat: Any = None
         self.is_dead = False
@@ -76,7 +78,7 @@ class Fakes:
     """Takes the part of `LearnerWorker`: the nodes have room for some actors, the others wait for a node."""
 
     def __init__(self) -> None:
-        self.room, self.holds = 100, ""
+        self.room, self.holds, self.nodes = 100, "", "a"
         self.made: list[Fake] = []
         self.killed: list[Fake] = []
 
@@ -85,7 +87,8 @@ class Fakes:
 
     def remote(self, _: RunConfig) -> Fake:
         has_room = sum(actor.holds != "__ray_call__" for actor in self.left) < self.room
-        self.made.append(Fake(self.holds if has_room else "__ray_call__"))
+        node = self.nodes[len(self.made) % len(self.nodes)]
+        self.made.append(Fake(self.holds if has_room else "__ray_call__", node))
         return self.made[-1]
 
     @property
@@ -110,6 +113,21 @@ def require_seats(actors: Sequence[Fake]) -> None:
     """Each has a seat of its own among so many."""
     assert sorted(actor.seat.worker for actor in actors) == list(range(len(actors)))
     assert {actor.seat.workers for actor in actors} == {len(actors)}
+
+
+@pytest.mark.parametrize(("nodes", "by_seat"), [("abaabbba", "abababab"), ("aaababaa", "aaabaaab")])
+def test_the_workers_of_a_node_have_seats_in_one_branch_of_the_tree(tiny_config, fakes, nodes, by_seat):
+    """Seats 0, 2, 4, 6 of one node; where nodes have 6 and 2 workers, two of a node have seats c and c + 4."""
+
+    async def scenario() -> None:
+        fakes.nodes = nodes
+        group = group_of(tiny_config, fakes, 8)
+        await group.start()
+        require_seats(fakes.made)
+        assert "".join(actor.node for actor in sorted(fakes.made, key=lambda actor: actor.seat.worker)) == by_seat
+        await group.update([])
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 @pytest.mark.parametrize(("before", "then", "meanwhile"), [(2, 4, 1), (4, 8, 2), (1, 2, 8)])

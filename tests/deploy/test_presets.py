@@ -15,7 +15,7 @@ from deploy.presets import load_config, preset_names, sources
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard
 from deploy.tools.measure import assumed_tflops
 from deploy.tools.planning.plan import plan_of
-from flow.models.families import FLUX, FLUX2_KLEIN, QWEN_IMAGE, SD3, Z_IMAGE
+from flow.models.families import FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, SD3, Z_IMAGE
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.prompts import read_prompts
@@ -24,6 +24,7 @@ FAMILY = {
     "flux_pickscore": FLUX,
     "flux2_klein_pickscore": FLUX2_KLEIN,
     "qwen_image_ocr": QWEN_IMAGE,
+    "qwen_image_21_pickscore": QWEN_IMAGE_21,
     "sd35_geneval": SD3,
     "sd35_ocr": SD3,
     "sd35_pickscore": SD3,
@@ -65,9 +66,10 @@ RECIPES = {
     "flux2_klein_pickscore": (8, 2, (1, 4), 4.0, 0.7, 16, 48, 512, 64),
     "z_image_pickscore": (10, 2, (1, 4), 5.0, 0.7, 16, 48, 512, 64),
     "qwen_image_ocr": (10, 2, (0, 5), 4.0, 1.2, 16, 32, 256, 64),
+    "qwen_image_21_pickscore": (10, 2, (3, 5), 1.0, 1.2, 16, 16, 256, 64),
 }
-"""The released configs of Flow-GRPO (fast), Flow-Factory and verl-omni; the presets say what is ours."""
-TFLOPS = {SD3: 2.24, FLUX: 15.97, FLUX2_KLEIN: 10.19, Z_IMAGE: 18.74, QWEN_IMAGE: 18.9}
+"""By the released configs of Flow-GRPO (fast), Flow-Factory, verl-omni and miles-diffusion."""
+TFLOPS = {SD3: 2.24, FLUX: 15.97, FLUX2_KLEIN: 10.19, Z_IMAGE: 18.74, QWEN_IMAGE: 18.9, QWEN_IMAGE_21: 18.6}
 """10^12 operations of a forward of the preset, by its dry run."""
 
 
@@ -85,8 +87,9 @@ def test_real_models_follow_the_fast_recipe_of_their_model(name: str) -> None:
     )
     assert (sampling.kernel, sampling.noise_level) == ("flow_sde", noise)
     assert (config.group.size, config.group.per_iteration) == (members, groups)
-    assert (learner.learning_rate, learner.kl.weight, learner.updates_per_iteration) == (3e-4, 0.0, 2), name
-    assert config.evaluation.adapter == ("trained" if name == "qwen_image_ocr" else "average")
+    rate = 1e-4 if name == "qwen_image_21_pickscore" else 3e-4
+    assert (learner.learning_rate, learner.kl.weight, learner.updates_per_iteration) == (rate, 0.0, 2), name
+    assert config.evaluation.adapter == ("trained" if name.startswith("qwen") else "average")
     assert (model.height, model.width, model.dtype, bool(model.embedding_cache)) == (512, 512, "bfloat16", True)
     family = FAMILY[name]
     adapter = family.adapter(model.lora)
@@ -136,7 +139,7 @@ def test_a_run_of_a_preset_is_affordable(name: str) -> None:
     )
     plan = plan_of(config, found, heldout=72, tflops=assumed_tflops("H100"))
     assert plan.gpus == 8
-    assert 20 < plan.gpu_hours < (100 if FAMILY[name] is SD3 else 150)
+    assert 10 < plan.gpu_hours < (100 if FAMILY[name] is SD3 else 150)
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -17,9 +17,9 @@ from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
 from tests.support.worlds.compilers import COUNTING, compiled_graphs
 from tests.support.worlds.tiny_models import write_flux, write_sd3, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
-SLOWER = (write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_z_image)
+SLOWER = (write_sd35, write_flux, write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
     lora = Lora(backbone.transformer, backbone.family.adapter(config.model.lora), seed=0)
     policy = policy_of(backbone, config)
     embeddings = {PROMPT.text: backbone.example(1), PROMPT.negative: backbone.example(1)}
-    if family in ("qwen_image", "z_image"):
+    if family in ("qwen_image", "qwen_image_21", "z_image"):
         (short,) = (Conditioning.of({EMBEDS: each[:, :3]}) for each in embeddings[PROMPT.negative].tensors.values())
         embeddings[PROMPT.negative] = short
     backbone.encode = embeddings.__getitem__

@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.estimate import GIB, Estimate, recounted
-from deploy.tools.memory import MIB, RoleMemory, roles_of
+from deploy.tools.memory import GPUS_OF_A_NODE, MIB, RoleMemory, nodes_of, roles_of
 from deploy.tools.planning.balance import balance_line, balance_of
 from deploy.tools.planning.scoring import scoring_of
 from protocol.config.run import RunConfig
 
-GPUS_OF_A_NODE = 8
 REST = 0.07
 """Share of an iteration in which no part computes: publication, the driver, waiting. A run on one H100 spent 0.9 of its
 12.7 s so (docs/performance.md)."""
@@ -152,7 +151,7 @@ def memory_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
 
 def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
     """Return how many nodes of `GPUS_OF_A_NODE` GPUs a run needs, and the peak of host memory on the driver's node."""
-    nodes = math.ceil(config.reserved.get("GPU", 0.0) / GPUS_OF_A_NODE) or 1
+    nodes = nodes_of(config)
     host = 0
     for each in roles:
         size = sum(each.host.values())

@@ -298,11 +298,9 @@ def test_an_actor_without_memory_on_a_shared_gpu_tells_what_to_change():
         pool.stop()
         return str(error.value)
 
-    assert asyncio.run(scenario()) == (
-        "pool counter gave up a call that cost 3 actors: OutOfMemoryError: CUDA out of memory. Tried to"
-        " allocate 2.00 GiB; a rollout actor and a learner worker share it in cluster.layout colocated: set"
-        " cluster.offload=true or cluster.layout=separate"
-    )
+    said = asyncio.run(scenario())
+    for words in ("pool counter", "cost 3 actors", "2.00 GiB", "cluster.offload=true", "cluster.layout=separate"):
+        assert words in said
     assert ClusterConfig().memory_remedy == ""
 
 

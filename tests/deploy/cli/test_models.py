@@ -178,9 +178,7 @@ def test_targets_without_a_module_are_one_line_of_a_dry_run(
 ) -> None:
     assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "model.lora.targets=[nope]") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        "flowcredit: model.lora.targets must name modules of the transformer, got ['nope']: no module matches"
-    )
+    assert "model.lora.targets" in line and "got ['nope']" in line
 
 
 @pytest.mark.parametrize("device", ["banana", "meta"])

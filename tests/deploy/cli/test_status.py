@@ -72,7 +72,7 @@ def test_status_lists_a_folder_of_runs_and_a_command_asks_for_one_of_them(ended,
     assert [each["run"] for each in json.loads(cli(monkeypatch, capsys, "status", runs, "--json")[1])] == ["mine"]
     code, _, err = cli(monkeypatch, capsys, "pause", runs)
     assert code == 2
-    assert err == (f"flowcredit: {runs} is a folder of runs: name one of them; `flowcredit status {runs}` lists them\n")
+    assert err.startswith(f"flowcredit: {runs} ") and f"`flowcredit status {runs}`" in err and err.count("\n") == 1
 
 
 def test_a_narrow_terminal_keeps_every_actor_s_name_and_time_on_one_line():

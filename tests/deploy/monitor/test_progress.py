@@ -36,7 +36,8 @@ def test_a_lost_output_is_one_line_of_the_log_and_ends_no_run(
         for text in ("first", "second", "third"):
             progress.say(text)
     assert stream.getvalue() == "first\n"
-    assert caplog.messages == [f"the output of this run cannot be written any more ({os.strerror(number)}); it goes on"]
+    (said,) = caplog.messages
+    assert os.strerror(number) in said
 
 
 def test_what_ends_a_run_is_shown_by_its_error_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,8 @@ def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
             await asyncio.sleep(0.05)
         return said
 
-    assert asyncio.run(scene()) == ["stopping with a checkpoint; a second signal stops at once"]
+    (said,) = asyncio.run(scene())
+    assert "with a checkpoint" in said
 
 
 def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
@@ -90,7 +91,8 @@ def test_a_terminal_that_closes_for_shell_and_system_stops_a_run_with_a_checkpoi
                 await asyncio.sleep(0.05)
             return stop.is_set(), said
 
-    assert asyncio.run(scene()) == (True, ["stopping with a checkpoint; a second signal stops at once"])
+    is_set, (said,) = asyncio.run(scene())
+    assert is_set and "with a checkpoint" in said
     os.kill(os.getpid(), signal.SIGHUP)  # the last of them may come late
 
 

@@ -20,7 +20,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.messages import Prompt, ShardRequest
 from tests.support.worlds.tiny_models import write_flux
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 Config = Callable[..., RunConfig]
 
@@ -143,7 +143,7 @@ def test_tensors_that_were_there_before_take_no_memory() -> None:
     assert memory.peak == memory.current == copy.nbytes
 
 
-@pytest.mark.parametrize("write", [write_flux, write_flux2_klein, write_qwen_image, write_z_image])
+@pytest.mark.parametrize("write", [write_flux, write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image])
 def test_every_family_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Path, write: Any) -> None:
     model = {"path": str(write(tmp_path / "model")), "height": 16, "width": 16, "max_sequence_length": 4}
     config = tiny_config(model={**model, "lora": {"rank": 2, "alpha": 2, "targets": None}})

@@ -79,6 +79,16 @@ def qwen(image: int, text: int, config: dict[str, Any]) -> int:
     return total + LAYERS * (block + 4 * lora(tokens, d, d) + 2 * lora(tokens, d, 4 * d))
 
 
+def qwen_21(image: int, text: int, config: dict[str, Any]) -> int:
+    """Single-stream blocks with gated feed-forwards of width 3 d; the prompt attends only to itself."""
+    d, tokens = config["num_attention_heads"] * config["attention_head_dim"], image + text
+    inner = config["mlp_ratio"] * d
+    total = product(text, config["context_in_dim"], d) + product(text, d, d) + product(image, 64, d)
+    block = 4 * product(tokens, d, d) + 3 * product(tokens, d, inner) + 4 * lora(tokens, d, d)
+    block += 3 * lora(tokens, d, inner) + 2 * 2 * (image * tokens + text * text) * d
+    return total + LAYERS * block + product(tokens, d, 64)
+
+
 def z_image(image: int, text: int, config: dict[str, Any]) -> int:
     """Blocks over both streams, after refiners of each stream alone; gated feed-forwards of width 8/3 d."""
     d = config["dim"]
@@ -100,6 +110,7 @@ FAMILIES: dict[str, tuple[Callable[[int, int, dict[str, Any]], int], int]] = {
     "black-forest-labs/FLUX.1-dev": (flux, 128),
     "black-forest-labs/FLUX.2-klein-base-4B": (flux2, 128),
     "Qwen/Qwen-Image": (qwen, 128),
+    "Qwen/Qwen-Image-2.1": (qwen_21, 128),
     "Tongyi-MAI/Z-Image": (z_image, 128),
 }
 

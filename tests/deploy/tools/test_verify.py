@@ -35,10 +35,8 @@ def said(tmp_path: Path, tiny_config: Callable[..., RunConfig]) -> Callable[...,
 def test_verify_tells_the_size_of_the_group_over_time_and_how_often_its_digests_were_equal(said):
     (finding,) = said(1, 4, 4, 2, 0)
     assert finding.is_whole
-    assert finding.found == (
-        "1 worker in iterations 1 to 1, 4 workers in iterations 2 to 3, 2 workers in iterations 4 to 4, one process in"
-        " iterations 5 to 5; equal digests after 3 updates of several workers, which spent 12% of their time on sums"
-    )
+    for words in ("4 workers in iterations 2 to 3", "one process in iterations 5 to 5", "after 3 updates", "12%"):
+        assert words in finding.found
 
 
 def test_a_size_that_no_group_can_have_is_damage(said):

@@ -11,7 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from flow.models.completed import completed
 from flow.models.contract import Backbone
-from flow.models.embeddings import Embeddings, identity_of
+from flow.models.embeddings import Embeddings, digest_of_files
 from flow.models.families import SD3
 from flow.models.load import load_backbone, open_embeddings
 from protocol.config.model import ModelConfig
@@ -30,7 +30,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         return load(folder, **parts)
 
     monkeypatch.setattr(StableDiffusion3Pipeline, "from_pretrained", watched)
-    identity_of.cache_clear()
+    digest_of_files.cache_clear()
     return seen
 
 
@@ -91,7 +91,7 @@ def test_other_length_or_dtype_or_encoder_is_another_entry(tiny_sd3: Path, tmp_p
     assert len(loads) == len(files(cache)) == 3, "a copy of the same encoders is the same"
     weights = changed / "text_encoder" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
-    identity_of.cache_clear()
+    digest_of_files.cache_clear()
     load_backbone(config_of(changed, cache)).encode("a cat")
     assert len(files(cache)) == 4
 
@@ -114,13 +114,13 @@ def test_a_file_of_the_hub_s_cache_is_known_by_its_blob(tiny_sd3: Path, tmp_path
     file = snapshot / "text_encoder" / "model.safetensors"
     shutil.move(file, blobs / "0123abc")
     file.symlink_to(blobs / "0123abc")
-    identity_of.cache_clear()
-    first = identity_of(SD3, snapshot)
+    digest_of_files.cache_clear()
+    first = digest_of_files(SD3, snapshot)
     file.unlink()
     shutil.copy(blobs / "0123abc", blobs / "4567def")
     file.symlink_to(blobs / "4567def")
-    identity_of.cache_clear()
-    assert identity_of(SD3, snapshot) != first
+    digest_of_files.cache_clear()
+    assert digest_of_files(SD3, snapshot) != first
 
 
 def test_a_folder_that_cannot_be_written_is_a_model_error(tiny_sd3: Path, tmp_path: Path) -> None:

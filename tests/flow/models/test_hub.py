@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +19,7 @@ from deploy.run.inputs import read_inputs
 from flow.models.completed import completed, completed_for_estimate
 from flow.models.hollow import hollow_backbone
 from flow.models.hub import known_configs, lora_path, model_folder
-from flow.models.load import load_backbone
+from flow.models.load import load_backbone, open_embeddings
 from flow.models.located import locate
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
@@ -177,6 +177,30 @@ def test_a_cached_model_draws_as_its_folder_does(cache: Path, tiny_sd3: Path) ->
     hub, local = (load_backbone(config) for config in (model(), model(path=str(tiny_sd3))))
     first, second = (each.encode("a cat").tensors for each in (hub, local))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_where_the_embedding_cache_has_every_prompt_no_text_encoder_is_downloaded(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, asked = model(embedding_cache=str(tmp_path / "embeddings")), set[str]()
+
+    def watched(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
+        asked.update(parts)
+        return model_folder(repo, revision, parts)
+
+    monkeypatch.setattr("flow.models.located.model_folder", watched)
+    expected = load_backbone(model()).encode("a cat").tensors
+    assert open_embeddings(config, device="cpu").fill(["a cat"]) == 1
+    assert "text_encoder" in asked
+    for part in ("text_encoder", "tokenizer_2"):
+        shutil.rmtree(cache / "snapshots" / COMMIT / part)
+    asked.clear()
+    backbone = load_backbone(config)
+    found = backbone.encode("a cat").tensors
+    assert asked == {"transformer", "vae", "scheduler"}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(ModelError, match="got none for .*'text_encoder'"):
+        backbone.encode("a dog")
 
 
 def test_a_folder_of_that_name_comes_first(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from protocol.messages import Prompt, ShardRequest
 from tests.support.learning.groups import log_probs_of
 from tests.support.worlds.compilers import COUNTING, compiled_graphs
 from tests.support.worlds.tiny_models import write_flux, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 Config = Callable[..., RunConfig]
 REASON = "torchao is not installed: pip install 'flowcredit[quantize]'"
@@ -58,10 +58,10 @@ def weights_of(transformer: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.fixture(params=["sd3", "flux", "flux2_klein", "qwen_image", "z_image"])
+@pytest.fixture(params=["sd3", "flux", "flux2_klein", "qwen_image", "qwen_image_21", "z_image"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, tiny_sd3: Path) -> Path:
     writers = {"flux": write_flux, "flux2_klein": write_flux2_klein, "qwen_image": write_qwen_image}
-    writers |= {"z_image": write_z_image}
+    writers |= {"qwen_image_21": write_qwen_image_21, "z_image": write_z_image}
     return tiny_sd3 if request.param == "sd3" else writers[request.param](tmp_path / request.param)
 
 

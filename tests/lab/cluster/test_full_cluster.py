@@ -5,9 +5,8 @@ import pytest
 from tests.lab.faults.cluster import Cluster
 from tests.lab.faults.full_cluster import FAULTS, GOAL_S, LAYOUTS, lose
 from tests.support.runs.scene import Story
-from tests.support.scenes import long_scene
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), long_scene]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("fault", "layout"), [*zip(FAULTS, LAYOUTS, strict=True)])

@@ -1,6 +1,5 @@
 """The adapter's running mean: its decay, its rhythm, and that it is a copy."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,9 +105,9 @@ def test_a_saved_mean_comes_back_and_is_then_its_own() -> None:
     average, parameter = made()
     set_to(parameter, 1.0)
     average.update(0)
-    saved = average.export(version=3)
+    saved = average.tensors
     other, _ = made()
     other.load(saved)
-    assert other.export(version=3).digest == saved.digest
+    assert torch.equal(other.tensors["a"], saved["a"]) and other.tensors["a"] is not saved["a"]
     set_to(parameter, 9.0)
-    assert np.array_equal(other.export(version=3).arrays["a"], saved.arrays["a"])
+    assert torch.equal(other.tensors["a"], saved["a"])

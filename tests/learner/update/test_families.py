@@ -12,15 +12,16 @@ from learner.checkpoint import read_checkpoint, write_checkpoint
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from tests.support.learning.groups import iterate
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 Config = Callable[..., RunConfig]
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "flux2_klein": write_flux2_klein,
     "qwen_image": write_qwen_image,
+    "qwen_image_21": write_qwen_image_21,
     "z_image": write_z_image,
 }
-TOKENS = {"flux2_klein": 60, "qwen_image": 240, "z_image": 60}
+TOKENS = {"flux2_klein": 60, "qwen_image": 240, "qwen_image_21": 100, "z_image": 60}
 
 
 @pytest.fixture(scope="module", params=WRITERS)

@@ -19,6 +19,7 @@ ANSWERS = {
     "prepare": library_facts(),
     "facts": library_facts(),
     "lane_sum": 0,
+    "added": 0,
     "findings": 0,
     "finish": Finished(metrics={}, digest=""),
 }
@@ -30,17 +31,18 @@ class FakeCall:
     def __init__(self, actor: "FakeActor", method: str) -> None:
         self._actor, self._method = actor, method
         self._answer: Future[Any] = Future()
+        self._returns = 2 if method == "keep" else 1
 
-    def options(self, **_: Any) -> "FakeCall":
+    def options(self, *, num_returns: int = 0, **_: Any) -> "FakeCall":
+        self._returns = num_returns or self._returns
         return self
 
-    def remote(self, *args: Any, **_: Any) -> "FakeCall | tuple[FakeCall, None]":
-        is_kept = self._method == "keep"
-        if self._method in ("call", "keep"):
+    def remote(self, *args: Any, **_: Any) -> "FakeCall | tuple[FakeCall | None, ...]":
+        if self._method in ("call", "keep", "keep_each"):
             self._method = args[0]
         self._actor.calls.append(self)
         self._actor.go_on()
-        return (self, None) if is_kept else self
+        return self if self._returns == 1 else (self, *[None] * (self._returns - 1))
 
     def future(self) -> "Future[Any]":
         return self._answer

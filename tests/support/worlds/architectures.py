@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.worlds.tiny_models import write_flux, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_z_image
+from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 ARCHITECTURES: dict[str, Callable[[Path], Path]] = {
     "sd35": partial(write_sd35, has_t5=False),
     "flux": write_flux,
     "flux2_klein": write_flux2_klein,
     "qwen_image": write_qwen_image,
+    "qwen_image_21": write_qwen_image_21,
     "z_image": write_z_image,
 }
 SIZE = {"height": 16, "width": 16}
@@ -20,9 +21,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flux": SIZE,
     "flux2_klein": SIZE,
     "qwen_image": {**SIZE, "max_sequence_length": 160, "guidance": 2.0},
+    "qwen_image_21": {**SIZE, "max_sequence_length": 100},
     "z_image": {**SIZE, "max_sequence_length": 40, "guidance": 2.0},
 }
-"""Prompts of the last two differ in length, and so do a prompt and its negative."""
+"""Prompts of the last three differ in length, and so do a prompt and its negative."""
 LORA = {"rank": 4, "alpha": 8}
 
 
