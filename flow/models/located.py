@@ -91,10 +91,10 @@ class Located:
         return read_settings(self.folder / "vae" / "config.json")
 
     def require_scheduler(self) -> Mapping[str, Any]:
-        """Return the scheduler's config, and refuse a class whose sigmas ours are not."""
+        """Return the scheduler's config and the index's own sigmas; refuse a class whose sigmas ours are not."""
         settings = read_settings(self.folder / "scheduler" / "scheduler_config.json")
         _require_schedule_class(settings.get("_class_name", SCHEDULER), str(self.folder))
-        return settings
+        return {**settings, "sample_sigmas": self.index.get("sample_sigmas")}
 
     @property
     def sizes(self) -> Sizes:
