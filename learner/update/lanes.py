@@ -41,8 +41,8 @@ class Seat:
 class Stage:
     """An exchange of slices in groups of `members` workers, whose seats are `stride` apart.
 
-    Seats and slices have numbers below W, and a number has an index in its group. A worker adds the slices that have its
-    own index, of all workers of its group.
+    Seats and slices have numbers below W, and a number has an index in its group. A worker adds the slices of its own
+    index, of all workers of its group.
     """
 
     stride: int
