@@ -72,7 +72,8 @@ class Located:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts that the index names with library and class, such as `transformer`."""
-        return tuple(name for name, entry in self.index.items() if isinstance(entry, list) and all(entry))
+        lists = {name: entry for name, entry in self.index.items() if isinstance(entry, list)}
+        return tuple(name for name, entry in lists.items() if all(isinstance(word, str) for word in entry))
 
     @property
     def lora(self) -> LoraConfig:
