@@ -287,7 +287,7 @@ def _require_length(model: ModelConfig, transformer: Mapping[str, Any]) -> None:
 
 def _scale(vae: Mapping[str, Any]) -> int:
     """Return the pixels of a latent's side: each level halves the image. A video VAE lists its levels elsewhere."""
-    if "temperal_downsample" in vae:
+    if vae.get("temperal_downsample"):
         return 2 ** len(vae["temperal_downsample"])
     levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the first key is a tiny VAE's
     if not levels:
