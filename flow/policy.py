@@ -52,17 +52,25 @@ class FlowPolicy:
     """
 
     def __init__(
-        self, backbone: Backbone, config: SamplingConfig, *, guidance: float, forward_batch: int | None = None
+        self,
+        backbone: Backbone,
+        config: SamplingConfig,
+        *,
+        guidance: float,
+        forward_batch: int | None = None,
+        splits_guidance: bool = False,
     ) -> None:
         """
         Args:
             config: sets kernel, schedule, noise, window and splits.
             guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
             forward_batch: most states in one forward; None takes all at once.
+            splits_guidance: whether branches of different length take a forward each.
         """
         self.backbone = backbone
         self.guidance = guidance
         self.forward_batch = forward_batch
+        self.splits_guidance = splits_guidance
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
         self._sigmas_on: dict[torch.device, Float[Tensor, " points"]] = {}
         self.evaluations = self.gradient_evaluations = 0
@@ -173,8 +181,11 @@ class FlowPolicy:
         self.gradient_evaluations += count * torch.is_grad_enabled()
         if len(rows) == 1:
             return self.backbone.velocity(latents, sigma, rows[0])
-        both = latents.repeat(2, 1, 1, 1), sigma.repeat(2), stack(rows)
-        without, toward = self.backbone.velocity(*both).chunk(2)
+        if self.splits_guidance and rows[0].lengths != rows[1].lengths:
+            without, toward = (self.backbone.velocity(latents, sigma, each) for each in rows)
+        else:
+            both = latents.repeat(2, 1, 1, 1), sigma.repeat(2), stack(rows)
+            without, toward = self.backbone.velocity(*both).chunk(2)
         return self.backbone.guide(without, toward, self.guidance)
 
     def rows_per_state(self, k: int, explored: Sequence[int], rows: int) -> int:
@@ -346,4 +357,10 @@ def start_adapter(lora: Lora, config: RunConfig) -> None:
 
 def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
     model = config.model
-    return FlowPolicy(backbone, config.sampling, guidance=model.guidance, forward_batch=model.forward_batch)
+    return FlowPolicy(
+        backbone,
+        config.sampling,
+        guidance=model.guidance,
+        forward_batch=model.forward_batch,
+        splits_guidance=model.splits_guidance,
+    )

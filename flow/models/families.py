@@ -116,6 +116,7 @@ QWEN_IMAGE_21 = Family(
         "img_mlp.gate_layer",
         "img_mlp.out",
     ),
+    has_chat=True,
 )
 Z_IMAGE = Family(
     name="z_image",

@@ -74,6 +74,13 @@ def read_model(kind: Any, folder: Path, what: str, *, is_outline: bool = False, 
                 f" set it to that of the model's release, or to {1 if unknown[0] == 'scaling_factor' else 0} if latents"
                 " are decoded as they are"
             )
+    channels = getattr(model.config, "z_dim", None)  # of Qwen-Image's VAEs
+    for key in ("latents_mean", "latents_std") if channels else ():
+        if len(model.config[key] or ()) != channels:
+            raise ModelError(
+                f"{what} must have {channels} numbers as {key} in its config.json, one for each channel, got"
+                f" {len(model.config[key] or ())}: {AGAIN}"
+            )
     return model
 
 

@@ -58,6 +58,9 @@ class ModelConfig(Section):
     guidance: float = Field(default=1.0, ge=1.0)
     """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 costs one
     forward, a higher weight two."""
+    splits_guidance: bool = False
+    """Run the two branches of guidance as two forwards where their prompts differ in length. No forward then has a
+    mask, which the fastest attention kernels refuse (Qwen-Image); results differ by rounding."""
     embedded_guidance: float = Field(default=3.5, ge=0.0)
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None

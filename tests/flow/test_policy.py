@@ -9,7 +9,7 @@ import torch
 from flow.device import torch_threads
 from flow.maths.noise import normal
 from flow.maths.transition import Start, Transition, cps, dance_sde, ddim_sde, flow_sde
-from flow.models.contract import Backbone
+from flow.models.contract import EMBEDS, Backbone, Conditioning
 from flow.models.load import load_backbone
 from flow.policy import FlowPolicy
 from protocol.config.model import ModelConfig
@@ -188,3 +188,36 @@ def test_a_shared_state_s_gradient_is_the_sum_worked_by_hand(
     (-torch.tensor([1.0, -1.0]) * (log_prob - log_prob.detach()).exp()).sum().backward()
     assert velocity.grad is not None
     assert velocity.grad.item() == pytest.approx(0.562433, abs=1e-5)
+
+
+class Lengths:
+    """A backbone whose velocity is the length of each row's prompt, and which keeps the lengths of its forwards."""
+
+    def __init__(self) -> None:
+        self.forwards: list[tuple[int, ...]] = []
+
+    def sigmas(self, steps: int) -> torch.Tensor:
+        return torch.linspace(1, 0, steps + 1)
+
+    def velocity(self, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        self.forwards.append(conditioning.lengths)
+        return torch.ones_like(latents) * torch.tensor(conditioning.lengths).view(-1, 1, 1, 1) * sigma.view(-1, 1, 1, 1)
+
+    def guide(self, without: torch.Tensor, toward: torch.Tensor, weight: float) -> torch.Tensor:
+        return without + weight * (toward - without)
+
+
+@pytest.mark.parametrize(
+    ("splits", "lengths", "forwards"),
+    [(False, (1, 3), [(1, 1, 3, 3)]), (True, (1, 3), [(1, 1), (3, 3)]), (True, (3, 3), [(3, 3, 3, 3)])],
+)
+def test_branches_of_different_length_take_a_forward_each_if_wanted(
+    splits: bool, lengths: tuple[int, int], forwards: list[tuple[int, ...]]
+) -> None:
+    backbone: Any = Lengths()
+    policy = FlowPolicy(backbone, SamplingConfig(schedule="model"), guidance=2.0, splits_guidance=splits)
+    rows = tuple(Conditioning.of({EMBEDS: torch.zeros(1, length, 2)}) for length in lengths)
+    velocity = policy.velocity(torch.zeros(2, 1, 1, 1), torch.full((2,), 0.5), rows)
+    assert velocity.flatten().tolist() == [0.5 * (2 * lengths[1] - lengths[0])] * 2
+    assert backbone.forwards == forwards
+    assert policy.evaluations == 4

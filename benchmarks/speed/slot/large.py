@@ -96,7 +96,14 @@ def qwen(where: Where) -> Iterator[Figures]:
             if has_gradient:
                 velocity.square().mean().backward()
 
+    @torch.no_grad()
+    def one_by_one() -> None:  # as `model.splits_guidance` does with two rows
+        for row in range(rows):
+            here = slice(row, row + 1)
+            backbone.velocity(latents[here], sigma[here], conditioning.rows(here))
+
     yield {f"{rows} masked rows, forward ms": 1e3 * seconds_of(partial(work, has_gradient=False), rounds=3)}
+    yield {f"{rows} rows without a mask, one by one, forward ms": 1e3 * seconds_of(one_by_one, rounds=3)}
     yield tried(f"{rows} masked rows, checkpointed", partial(_gradient, backbone, partial(work, has_gradient=True)))
     yield {f"wait at {at}": count for at, count in _waits(partial(work, has_gradient=True)).items()}
     yield {"waits of a forward": float(sum(_waits(partial(work, has_gradient=False)).values()))}

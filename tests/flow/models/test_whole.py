@@ -17,7 +17,7 @@ from flow.models.parts import read_part
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from tests.support.worlds.tiny_models import write_sd35
-from tests.support.worlds.tiny_qwen import write_z_image
+from tests.support.worlds.tiny_qwen import write_qwen_image, write_z_image
 
 WEIGHTS = {"transformer": "diffusion_pytorch_model.safetensors", "vae": "diffusion_pytorch_model.safetensors"}
 Damage = Callable[[Path], None]
@@ -35,7 +35,9 @@ def model(sound: Path, tmp_path: Path) -> Path:
 
 
 def check(model: ModelConfig) -> None:
-    require_loadable(locate(model))
+    located = locate(model)
+    assert located.sizes
+    require_loadable(located)
 
 
 def weights_of(part: str) -> str:
@@ -181,6 +183,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         configured("scheduler/scheduler_config.json", _class_name="FlowMatchHeunDiscreteScheduler"),
         "scheduler of .* got FlowMatchHeunDiscreteScheduler",
     ),
+    "scheduler has no shift": (
+        configured("scheduler/scheduler_config.json", shift=None),
+        "scheduler of .*model must have a number as shift, got null",
+    ),
     "index names no vae": (configured("model_index.json", vae=...), "must name transformer, vae, .*got no vae"),
 }
 
@@ -230,6 +236,21 @@ def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) ->
     plain = load_backbone(config.model_copy(update={"path": str(sound)})).encode("a cat")
     for name, tensor in load_backbone(config).encode("a cat").tensors.items():
         assert torch.equal(tensor, plain.tensors[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"latents_std": None}, "vae of .*q must have 4 numbers as latents_std .*, got 0"),
+        ({"latents_mean": ...}, "vae of .*q must have 4 numbers as latents_mean .*, got 16"),
+        ({"temperal_downsample": None}, "block_out_channels, got none"),
+    ],
+)
+def test_a_vae_of_qwen_image_names_its_latents_sizes(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_qwen_image(tmp_path / "q")
+    configured("vae/config.json", **change)(folder)
+    with pytest.raises(ModelError, match=message):
+        check(ModelConfig(path=str(folder)))
 
 
 def test_a_tokenizer_without_its_chat_template_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ ODE: Mapping[str, Any] = MappingProxyType(
     }
 )
 FORWARD: dict[str, Any] = {
-    "old": {"rate": 0.5, "weight": 0.5},
+    "old": {"rate": 0.5},
     "kl": {"weight": 0.1, "rule": "velocity"},
     "updates_per_iteration": 2,
     "step_fraction": 0.6,
