@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from actors.learners import LearnerGroup
 from actors.pool.bundles import Bundles
@@ -30,7 +29,7 @@ class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     _bundles: Bundles | None = None
-    _watching: "asyncio.Future[Any] | None" = None
+    _watching: "tuple[asyncio.Task[None], ...]" = ()
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         config = config.for_another_folder()
@@ -47,7 +46,7 @@ class RayEvaluators:
     async def start(self) -> None:
         await asyncio.gather(self.rollouts.pool.start(), self._start_scorers())
         room = Room(lambda: [*self._roles.values()], reserved=self._reserved)
-        self._watching = asyncio.gather(room.watch(), self._measure())
+        self._watching = (asyncio.create_task(room.watch()), asyncio.create_task(self._measure()))
 
     async def _measure(self) -> None:
         """Keep asking every actor what it uses; one that does not answer keeps what it last said."""
@@ -69,8 +68,8 @@ class RayEvaluators:
         return await self.rollouts.first_adapter()
 
     def stop(self) -> None:
-        if self._watching:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         for pool in self._pools.values():
             pool.stop()
 

@@ -18,7 +18,7 @@ Loaded = TypeVar("Loaded")
 
 
 def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) -> Loaded:
-    """Call `load(source, **options)` without progress bars; a model is whole, a tokenizer has its vocabulary.
+    """Call `load(source, **options)` quietly; a model is whole, a tokenizer has its vocabulary.
 
     Args:
         load: a function such as `CLIPModel.from_pretrained`.
@@ -40,7 +40,7 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         way = partial(load_whole, load)
     elif hasattr(kind, "vocab_files_names"):
         way = partial(load_tokenizer, kind)
-    with _no_progress_bars():
+    with _quiet():
         return way(path, what=what, error=ScorerError, remedy=remedy, **options)
 
 
@@ -59,8 +59,8 @@ def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
         if held is None or not (held / "config.json").exists():
             return None
         folder = held
-    if not any(folder.glob("*.safetensors")):
-        return None  # pickled weights have no header
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        return None
     return load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
 
 
@@ -94,13 +94,16 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """Let transformers show no progress bars and log errors only: what it warns of is refused here in one line."""
     from transformers.utils import logging
 
-    had_bars = logging.is_progress_bar_enabled()
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()

@@ -2,12 +2,14 @@
 
 speed   images per second of each scorer by batch size, in this process
 share   share of scoring in the CPU time of an iteration of the toy presets
+objects CPU milliseconds of the detector for photographs, beside its networks
 actors  images per second of each scorer by the number of reward actors on Ray
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -86,6 +88,40 @@ def speed(seconds: float) -> None:
         )
 
 
+def objects(seconds: float) -> None:
+    """Measure, on one thread, what the detector for photographs does with one image beside its networks.
+
+    The image has 512 x 512 pixels, the detector's input 800 x 800, and the networks' outputs are random: a hundred
+    queries with blobs as masks, some of which are sure of their class. The least of all rounds counts.
+    """
+    import torch
+    from torch.nn.functional import interpolate
+    from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
+
+    from rewards.geneval.photo_detector import instances, prepared
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    image = np.random.default_rng(0).integers(0, 256, (1, 512, 512, 3), np.uint8)
+    processor = Mask2FormerImageProcessorPil(size={"shortest_edge": 800, "longest_edge": 1333})
+    _, pixel_mask = prepared(processor, image, "cpu")
+    masks = interpolate(torch.randn(1, 100, 5, 5) * 6 - 2, size=(200, 200), mode="bicubic")[0]
+    work: dict[str, Callable[[], Any]] = {"resizing": lambda: prepared(processor, image, "cpu")}
+    for sure in (3, 10, 100):
+        classes = torch.zeros(100, 81)
+        classes[torch.arange(100), torch.where(torch.arange(100) < sure, 0, 80)] = 20.0
+        work[f"{sure} objects"] = partial(
+            instances, classes, masks, pixel_mask=pixel_mask[0], size=(512, 512), threshold=0.3
+        )
+    for name, step in work.items():
+        rounds, ends = [], time.monotonic() + seconds
+        while len(rounds) < 3 or time.monotonic() < ends:
+            began = time.process_time()
+            step()
+            rounds.append(time.process_time() - began)
+        console.print(f"{name:12} {1e3 * min(rounds):.1f} ms of CPU an image")
+
+
 def source_of(reward: dict[str, Any]) -> Any:
     """Return the reward actors of one scorer, as a run would start them."""
     from actors.pool.nodes import NodeFailures
@@ -157,8 +193,10 @@ async def _rate(reward: dict[str, Any], work: tuple[np.ndarray, list[str], list[
 
 
 def main(
-    part: Annotated[Literal["speed", "share", "actors", "all"], typer.Argument(help="The part to measure.")] = "all",
-    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed`.")] = 3.0,
+    part: Annotated[
+        Literal["speed", "share", "objects", "actors", "all"], typer.Argument(help="The part to measure.")
+    ] = "all",
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement of `speed` and `objects`.")] = 3.0,
 ) -> None:
     """Measure the speed of scoring."""
     if part in ("speed", "all"):
@@ -166,6 +204,8 @@ def main(
     if part in ("share", "all"):
         for preset in ("toy_geneval", "toy_pickscore", "toy_mix", "toy_ocr"):
             console.print(share(preset))
+    if part in ("objects", "all"):
+        objects(seconds)
     if part in ("actors", "all"):
         import ray
 

@@ -36,7 +36,7 @@ def submit(
 ) -> None:
     """Submit a `train` to a Ray cluster; the same command again resumes the run."""
     from deploy.jobs.follow import follow
-    from deploy.jobs.submit import Submission, connect, submit_run
+    from deploy.jobs.submit import Submission, connect, require_small, submit_run
 
     submission = Submission(
         preset=preset,
@@ -48,12 +48,13 @@ def submit(
         variables=_variables(env or []),
         id=identity,
     )
-    sent = submission.environment()["env_vars"]  # finds mistakes in the input before the cluster is asked
-    if told := secrets_among(sent):
+    environment = submission.environment()  # finds mistakes in the input before the cluster is asked
+    require_small(environment)
+    if told := secrets_among(environment["env_vars"]):
         from deploy.run.inputs import TOLD
 
         typer.echo(f"note: {', '.join(told)}: {TOLD}", err=True)
-    if kept := [name for name in KEPT if name in os.environ and name not in sent]:
+    if kept := [name for name in KEPT if name in os.environ and name not in environment["env_vars"]]:
         typer.echo(f"note: {', '.join(kept)} not sent: a job has what was set where `ray start` ran", err=True)
     client = connect(address)
     job = submit_run(client, submission, address)

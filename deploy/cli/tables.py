@@ -53,7 +53,8 @@ def show_run(status: RunStatus) -> RenderableType:
         facts.add_row("", f"{name} {number(value)}")
     if rewards.heldout is not None:
         change = f"  ({change_words(*rewards.heldout_change)})" if rewards.heldout_change else ""
-        facts.add_row("held-out score", f"{number(rewards.heldout_first)} -> {number(rewards.heldout)}{change}")
+        first = "" if rewards.heldout_first is None else f"{number(rewards.heldout_first)} -> "
+        facts.add_row("held-out score", f"{first}{number(rewards.heldout)}{change}")
     if sizes := step_rewards_of(metrics):
         facts.add_row("|step reward|", "  ".join(f"{step}: {number(value)}" for step, value in sizes.items()))
     if status.credit and sizes:

@@ -138,6 +138,8 @@ def _train(
     if outcome.before is not None and outcome.after is not None:
         change = f" ({outcome.change})" if outcome.change else ""
         progress.say(f"held-out score before {number(outcome.before)}, after {number(outcome.after)}{change}")
+    if outcome.diversity:
+        progress.say(outcome.diversity)
     if outcome.lora is not None:
         progress.say(f"LoRA      {folder / outcome.lora.relative_to(home)}")
     if outcome.image is not None:

@@ -30,7 +30,7 @@ FILES = (
     "wandb.id",
     "mlflow.id",
 )
-FOLDERS = ("gallery", "trajectories", "tensorboard", "wandb")
+FOLDERS = ("gallery", "suites", "trajectories", "tensorboard", "wandb")
 
 
 def main() -> None:

@@ -75,19 +75,17 @@ class Submission:
         """Return the runtime environment of the job.
 
         Raises:
-            ConfigError: there is no such working directory, it is too large, the preset is outside it, or the config
-                or the file of the environment is wrong.
+            ConfigError: there is no such working directory, the preset is outside it, or the config or the file of the
+                environment is wrong.
         """
         if not self.working_dir.is_dir():
             raise ConfigError(f"--working-dir must be a folder, got {self.working_dir}")
         config = load_config(self._local_preset(), overrides=self.overrides)
         base = self._given_environment()
         variables = {STOP_VARIABLE: str(stop_wait_s(config))} | base.get("env_vars", {})
-        excludes = [*EXCLUDES, *base.get("excludes", ())]
-        _require_small(self.working_dir.resolve(), excludes)
         made = {
             "working_dir": str(self.working_dir.resolve()),
-            "excludes": excludes,
+            "excludes": [*EXCLUDES, *base.get("excludes", ())],
             "env_vars": variables | dict(self.variables),
         }
         if not (self.working_dir / "flowcredit" / "start.py").is_file():
@@ -130,8 +128,8 @@ class Submission:
         )
 
 
-def _require_small(folder: Path, excludes: list[str]) -> None:
-    """Check that Ray's job server takes the files of a working directory.
+def require_small(environment: Mapping[str, Any]) -> None:
+    """Check that Ray's job server takes the files of a job's working directory.
 
     Raises:
         ConfigError: they are too large.
@@ -139,14 +137,14 @@ def _require_small(folder: Path, excludes: list[str]) -> None:
     from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes  # Ray has no public function for this
 
-    sizes: Counter[str] = Counter()
+    folder, sizes = Path(environment["working_dir"]), Counter[str]()
 
     def count(path: Path) -> None:
         if path.is_file():
             name = path.relative_to(folder)
             sizes[name.parts[0]] += path.stat().st_size + ZIP_BYTES + 2 * len(str(name))
 
-    _dir_travel(folder, [_get_excludes(folder, excludes)], count, include_gitignore=True, logger=log)
+    _dir_travel(folder, [_get_excludes(folder, environment["excludes"])], count, include_gitignore=True, logger=log)
     if sizes.total() > DASHBOARD_CLIENT_MAX_SIZE:
         largest = ", ".join(f"{name} ({size / MIB:.0f} MiB)" for name, size in sizes.most_common(3))
         raise ConfigError(

@@ -57,7 +57,7 @@ def rewards_of(lines: Sequence[MetricLine]) -> Rewards:
             k.removeprefix("reward/"): v for k, v in newest.items() if k.startswith("reward/") and k not in skipped
         },
         heldout=evaluations[-1].get("evaluation/score"),
-        heldout_first=evaluations[0].get("evaluation/score"),
+        heldout_first=evaluations[0].get("evaluation/score") if len(evaluations) > 1 else None,
         heldout_iteration=_whole(evaluations[-1].get("iteration")),
         heldout_change=None if low is None or high is None else (low, high),
     )

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.folder.heldout import read_heldout
 from deploy.folder.names import CONFIG, TOKEN
+from deploy.folder.paired import fallen
 from deploy.folder.read import adapter_to_fork, require_fork_of
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -69,6 +71,8 @@ class Outcome:
     """Held-out score of the newest evaluation."""
     change: str
     """The 95 % interval of their difference, or that it may be chance; empty if it is not known."""
+    diversity: str = ""
+    """The diversity of the held-out images before and after, and whether it falls; empty if it is not measured."""
 
 
 def run_training(
@@ -226,12 +230,18 @@ def _outcome(run: RunFolder, journal: RunJournal) -> Outcome:
         before=scores.get(0),
         after=scores.get(last) if last else None,
         change=_change(run),
+        diversity=_diversity(run),
     )
 
 
 def _change(run: RunFolder) -> str:
     interval = rewards_of([line_of(number, values) for number, values in enumerate(run.lines())]).heldout_change
     return change_words(*interval) if interval else ""
+
+
+def _diversity(run: RunFolder) -> str:
+    name, held = run.config.diversity_reading, read_heldout(run.path)
+    return fallen(held[0], held[-1], name) if name and len(held) > 1 else ""
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

@@ -138,7 +138,7 @@ def read_foreign_lora(path: str, *, is_outline: bool = False) -> tuple[dict[str,
                 for name in held.keys()  # noqa: SIM118
             }
         settings = {name.removeprefix(PREFIX): value for name, value in header.items() if name.startswith(PREFIX)}
-        if file.name == PEFT_NAME:
+        if any(name.startswith(PEFT_PREFIX) for name in tensors):
             settings = json.loads((file.parent / PEFT_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"model.lora.start {path} cannot be read: {one_line(error)}") from None

@@ -40,6 +40,9 @@ class Family:
     targets: tuple[str, ...]
     """Default names of the modules that receive the LoRA, from the same source."""
 
+    has_chat: bool = False
+    """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
+
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""
         return config.model_copy(
@@ -86,6 +89,7 @@ FLUX2_KLEIN = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
+    has_chat=True,
 )
 QWEN_IMAGE = Family(
     name="qwen_image",
@@ -112,6 +116,7 @@ QWEN_IMAGE_21 = Family(
         "img_mlp.gate_layer",
         "img_mlp.out",
     ),
+    has_chat=True,
 )
 Z_IMAGE = Family(
     name="z_image",
@@ -129,6 +134,7 @@ Z_IMAGE = Family(
         "feed_forward.w2",
         "feed_forward.w3",
     ),
+    has_chat=True,
 )
 FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)}
 """The families by their pipeline class in `model_index.json`."""

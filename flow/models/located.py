@@ -20,6 +20,8 @@ from protocol.ground.resources import resolve
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 """Class of the schedulers whose sigmas `flow.maths.schedule` computes."""
+SCHEDULE_NUMBERS = "shift", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "num_train_timesteps"
+"""Keys of its config that must not be null; the class has defaults for those that are absent."""
 CORE_PARTS = "transformer", "vae", "scheduler"
 """What every pipeline has."""
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
@@ -70,7 +72,8 @@ class Located:
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts that the index names with library and class, such as `transformer`."""
-        return tuple(name for name, entry in self.index.items() if isinstance(entry, list) and all(entry))
+        lists = {name: entry for name, entry in self.index.items() if isinstance(entry, list)}
+        return tuple(name for name, entry in lists.items() if all(isinstance(word, str) for word in entry))
 
     @property
     def lora(self) -> LoraConfig:
@@ -91,10 +94,15 @@ class Located:
         return read_settings(self.folder / "vae" / "config.json")
 
     def require_scheduler(self) -> Mapping[str, Any]:
-        """Return the scheduler's config, and refuse a class whose sigmas ours are not."""
+        """Return the scheduler's config and the index's own sigmas; refuse another class, and null numbers."""
         settings = read_settings(self.folder / "scheduler" / "scheduler_config.json")
         _require_schedule_class(settings.get("_class_name", SCHEDULER), str(self.folder))
-        return settings
+        if lacking := [key for key in SCHEDULE_NUMBERS if settings.get(key, 0) is None]:
+            raise ModelError(
+                f"the scheduler of model folder {self.folder} must have a number as {lacking[0]}, got null: set it to"
+                " that of the model's release"
+            )
+        return {**settings, "sample_sigmas": self.index.get("sample_sigmas")}
 
     @property
     def sizes(self) -> Sizes:
@@ -279,7 +287,7 @@ def _require_length(model: ModelConfig, transformer: Mapping[str, Any]) -> None:
 
 def _scale(vae: Mapping[str, Any]) -> int:
     """Return the pixels of a latent's side: each level halves the image. A video VAE lists its levels elsewhere."""
-    if "temperal_downsample" in vae:
+    if vae.get("temperal_downsample"):
         return 2 ** len(vae["temperal_downsample"])
     levels = vae.get("decoder_block_out_channels") or vae.get("block_out_channels")  # the first key is a tiny VAE's
     if not levels:

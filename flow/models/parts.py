@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import copytree
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,7 @@ from flow.models.hub import INDEX, is_known, is_on_hub
 from flow.models.located import IMAGE_VAES, Located, read_settings
 from protocol.errors import ModelError
 from protocol.ground.pretrained import (
+    AGAIN,
     load_tokenizer,
     load_whole,
     loaded,
@@ -71,6 +73,13 @@ def read_model(kind: Any, folder: Path, what: str, *, is_outline: bool = False, 
                 f"{what} must name {unknown[0]} in its config.json, got none, and the pipeline needs it to decode:"
                 f" set it to that of the model's release, or to {1 if unknown[0] == 'scaling_factor' else 0} if latents"
                 " are decoded as they are"
+            )
+    channels = getattr(model.config, "z_dim", None)  # of Qwen-Image's VAEs
+    for key in ("latents_mean", "latents_std") if channels else ():
+        if len(model.config[key] or ()) != channels:
+            raise ModelError(
+                f"{what} must have {channels} numbers as {key} in its config.json, one for each channel, got"
+                f" {len(model.config[key] or ())}: {AGAIN}"
             )
     return model
 
@@ -127,7 +136,7 @@ def read_tokenizer(located: Located, part: str) -> Any:
     """Read a tokenizer of a model, such as `tokenizer_2`, or that of its processor.
 
     Raises:
-        ModelError: a file is missing or cannot be read.
+        ModelError: a file is missing or cannot be read, or there is no chat template where prompts need one.
     """
     folder, what = located.folder / part, _what(located, part)
     if part == PROCESSOR:
@@ -137,7 +146,10 @@ def read_tokenizer(located: Located, part: str) -> Any:
         kind = getattr(transformers, str(named), transformers.AutoTokenizer)
     else:
         kind = part_class(located, part)
-    return load_tokenizer(kind, folder, what=what, error=ModelError, local_files_only=True)
+    tokenizer = load_tokenizer(kind, folder, what=what, error=ModelError, local_files_only=True)
+    if located.family.has_chat and not tokenizer.chat_template:
+        raise ModelError(f"{what} must have a chat template, got none, such as chat_template.jinja: {AGAIN}")
+    return tokenizer
 
 
 def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyType({}), **parts: Any) -> Any:
@@ -222,12 +234,10 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
     """Make a model of diffusers without memory, and compare its tensors with the headers of its weights."""
     from accelerate import init_empty_weights
 
-    files = _files(folder, STEMS["diffusers"])
+    files = _files(folder, STEMS["diffusers"]) or sorted(folder.glob(f"{STEMS['diffusers']}*.bin"))
     settings = loaded(kind.load_config, folder, what=what, error=ModelError, local_files_only=True)
     with init_empty_weights(include_buffers=True):  # SD3.5 numbers its positions with 0.9 GB
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
-    if not files and any(folder.glob("*.bin")):
-        return model  # pickled weights have no header
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
     held: dict[str, torch.Tensor] = {}
@@ -245,6 +255,8 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
 
 
 def _header(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".bin":
+        return torch.load(file, map_location="meta", weights_only=True, mmap=is_zipfile(file))
     with safe_open(file, framework="pt") as held:
         return {name: torch.empty(held.get_slice(name).get_shape(), device="meta") for name in held.keys()}  # noqa: SIM118
 

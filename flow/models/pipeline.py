@@ -34,8 +34,9 @@ UNKNOWN_SCHEDULES = (
     "use_beta_sigmas",
     "invert_sigmas",
     "stochastic_sampling",
+    "sample_sigmas",
 )
-"""Scheduler options that change the sigmas in ways that `flow.maths.schedule` does not implement."""
+"""Options of a scheduler or a pipeline that change the sigmas in ways that `flow.maths.schedule` does not implement."""
 
 
 class PipelineBackbone(ABC):
@@ -67,7 +68,8 @@ class PipelineBackbone(ABC):
         self._device = device
         self._dtype = dtype_of(config)
         self._vae_dtype = vae_dtype_of(config)
-        require_known_schedule(pipeline.scheduler.config, self.schedule_options)
+        named = {"sample_sigmas": pipeline.config.get("sample_sigmas")}
+        require_known_schedule({**pipeline.scheduler.config, **named}, self.schedule_options)
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
         self.tiny_decoder = tiny_decoder and tiny_decoder.requires_grad_(requires_grad=False).eval()
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()

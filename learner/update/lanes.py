@@ -41,27 +41,27 @@ class Seat:
 class Stage:
     """An exchange of slices in groups of `members` workers, whose seats are `stride` apart.
 
-    Seats and slices have numbers below W, and a number has a place in its group. A worker adds the slices that have its
-    own place, of all workers of its group.
+    Seats and slices have numbers below W, and a number has an index in its group. A worker adds the slices of its own
+    index, of all workers of its group.
     """
 
     stride: int
     members: int
 
-    def place(self, number: int) -> int:
-        """Return the place of a seat or a slice, from 0 to members - 1."""
+    def index(self, number: int) -> int:
+        """Return the index of a seat or a slice in its group, from 0 to members - 1."""
         return number // self.stride % self.members
 
     def group(self, seat: int) -> range:
         """Return the seats of the group of this seat, in the order in which their sums are leaves of the tree."""
-        first = seat - self.place(seat) * self.stride
+        first = seat - self.index(seat) * self.stride
         return range(first, first + self.members * self.stride, self.stride)
 
     def cut(self, gradient: Gradient, numbers: Mapping[str, int]) -> list[Gradient]:
-        """Split a gradient by the places of its tensors, whose slices have these `numbers`."""
+        """Split a gradient by the indices of its tensors, whose slices have these `numbers`."""
         return [
-            {name: array for name, array in gradient.items() if self.place(numbers[name]) == place}
-            for place in range(self.members)
+            {name: array for name, array in gradient.items() if self.index(numbers[name]) == index}
+            for index in range(self.members)
         ]
 
 

@@ -171,7 +171,7 @@ async def gradient_slices(workers: Sequence[Worker], near: int) -> Sequence[Grad
     for stage, cut in itertools.pairwise(exchanges):
         held = await _together(
             worker.keep_each(
-                cut.members, Learner.added, *(held[other][stage.place(seat)] for other in stage.group(seat)), cut=cut
+                cut.members, Learner.added, *(held[other][stage.index(seat)] for other in stage.group(seat)), cut=cut
             )
             for seat, worker in enumerate(workers)
         )

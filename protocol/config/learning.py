@@ -1,5 +1,6 @@
 """The sections `group` and `learner`: the groups of an iteration, and the update."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -122,6 +123,20 @@ OLD_ROLLS_OUT = ("nft", "elbo", "ram")
 """Objectives for which the adapter `old` rolls out."""
 
 
+USED_BY: Mapping[str, str] = {
+    "forward.beta": "nft",
+    "forward.power": "awm",
+    "forward.preference": "dgpo",
+    "forward.compared": "dgpo",
+    "forward.clip_range": "dgpo",
+    "forward.loss": "elbo",
+    "forward.has_ratio": "elbo",
+    "forward.multiplier": "ram",
+    "old.weight": "awm",
+}
+"""The objective that uses a setting of `learner`, where it is one alone."""
+
+
 class LearnerConfig(Section):
     """The update: optimizer, objective and checks."""
 
@@ -199,6 +214,19 @@ class LearnerConfig(Section):
             return self.learning_rate
         done = min(1.0, iteration / self.decay.iterations)
         return self.learning_rate + (self.decay.to - self.learning_rate) * done
+
+    @model_validator(mode="after")
+    def _uses_its_settings(self) -> "LearnerConfig":
+        for key, objective in USED_BY.items():
+            name = key.rpartition(".")[2]
+            section = self.old if key.startswith("old.") else self.forward
+            value = getattr(section, name)
+            if objective != self.objective and value != type(section).model_fields[name].default:
+                raise ValueError(
+                    f"learner.{key} must be left out for objective {self.objective}, got {value!r}: only {objective}"
+                    " uses it"
+                )
+        return self
 
     @model_validator(mode="after")
     def _falls(self) -> "LearnerConfig":

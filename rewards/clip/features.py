@@ -54,8 +54,7 @@ class ClipFeatures:
             ScorerError: weights or processor cannot be loaded.
         """
         import torch
-        from transformers import CLIPModel, CLIPTokenizer
-        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+        from transformers import CLIPModel
 
         from flow.device import best_device, tf32
 
@@ -65,25 +64,35 @@ class ClipFeatures:
         self._device = device or best_device()
         loaded: Any = load_pretrained(CLIPModel.from_pretrained, model, dtype=torch.float32)
         self._model = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
-        self._images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, processor or model)
-        self._tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
-        _require_pair(self._tokenizer, loaded, processor or model)
+        self._tokenizer, self._images = _read_processor(processor or model, loaded)
         self._length = loaded.config.text_config.max_position_embeddings
         self._fits = fits
         self._batch = batch if self._torch.device(self._device).type != "cpu" else 1
         self._of_text = lru_cache(maxsize=TEXTS_KEPT)(self._encode_text)
 
     @staticmethod
-    def ready(model: str, processor: str | None = None) -> None:
-        """Raise ScorerError if weights or processor are missing; the arguments are the constructor's."""
+    def ready(model: str, processor: str | None = None) -> Any:
+        """Check weights and processor; the arguments are the constructor's.
+
+        Returns:
+            The model without memory; None if its weights are not here.
+
+        Raises:
+            ScorerError: they are missing or not whole.
+        """
         require_pretrained(model, *WEIGHTS)
         require_pretrained(processor or model, "preprocessor_config.json", "processor_config.json")
-        from transformers import CLIPModel, CLIPTokenizer
+        from transformers import CLIPModel
 
         outline = require_whole(CLIPModel.from_pretrained, model)
         if resolve(processor or model).is_dir():
-            tokenizer = load_pretrained(CLIPTokenizer.from_pretrained, processor or model)
-            _require_pair(tokenizer, outline, processor or model)
+            _read_processor(processor or model, outline)
+        return outline
+
+    @property
+    def width(self) -> int:
+        """Length of a feature."""
+        return self._model.config.projection_dim
 
     @property
     def scale(self) -> float:
@@ -164,10 +173,23 @@ class ClipScorer:
         """Accept any prompt."""
 
 
-def _require_pair(tokenizer: Any, model: Any, source: str) -> None:
+def _read_processor(source: str, model: Any) -> tuple[Any, Any]:
+    """Read tokenizer and image processor, and check that they fit the model; None checks nothing."""
+    from transformers import CLIPTokenizer
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer: Any = load_pretrained(CLIPTokenizer.from_pretrained, source)
+    images: Any = load_pretrained(CLIPImageProcessorPil.from_pretrained, source)
     if model is not None:
         what = f"the tokenizer of {source!r}"
         require_vocabulary(tokenizer, model.text_model, what=what, error=ScorerError)
+        side = model.config.vision_config.image_size
+        if images.crop_size["height"] != side:
+            raise ScorerError(
+                f"the image processor of {source!r} must crop images to the model's {side} pixels, got"
+                f" {images.crop_size['height']}: give the one of this model"
+            )
+    return tokenizer, images
 
 
 def _unit(features: Any) -> Any:

@@ -4,13 +4,12 @@ scorer = build_scorer("clipscore", model="openai/clip-vit-large-patch14")
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from protocol.errors import ScorerError
 from protocol.messages import Metadata, Scores
+from rewards.checkpoint import holds_tensors, linear_head, read_tensors
 from rewards.clip.features import ROUNDING, VIT_L, ClipFeatures, ClipScorer
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import partly, scored
@@ -83,22 +82,23 @@ class Aesthetic(ClipScorer):
             batch: images of one forward, at least 1.
 
         Raises:
-            ScorerError: a file cannot be read, or the head's layers do not fit each other.
+            ScorerError: a file cannot be read, or the head is not one for this CLIP.
         """
         super().__init__(model=model, device=device, batch=batch)
-        self._layers = _read_head(head)
+        self._head = _read_head(head, inputs=self._clip.width).double()
 
     @staticmethod
     def ready(*, head: str, model: str = VIT_L, **_: Any) -> None:  # pyrefly: ignore[bad-override]
-        """Raise ScorerError if a file is missing."""
+        """Raise ScorerError if a file is missing, or the head is not one for this CLIP."""
         require_pretrained(head)
-        ClipFeatures.ready(model)
+        clip = ClipFeatures.ready(model)
+        _read_head(head, inputs=clip and clip.config.projection_dim, is_outline=True)
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        features = self._clip.of_images(images).astype(np.float64)
-        for weight, bias in self._layers:
-            features = features @ weight.T + bias
-        return scored(features[:, 0])
+        import torch
+
+        with torch.inference_mode():
+            return scored(self._head(torch.from_numpy(self._clip.of_images(images)).double())[:, 0].numpy())
 
 
 class Diversity(ClipScorer):
@@ -122,27 +122,16 @@ class Diversity(ClipScorer):
         return scored(1 - (cosines.sum(1) - cosines.diagonal()) / (len(images) - 1))
 
 
-def _read_head(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the head's layers (weight [out, in], bias [out]) in order."""
-    tensors: Any = load_pretrained(_read_tensors, path)
-    numbers = sorted({int(name.split(".")[1]) for name in tensors if name.endswith(".weight")})
-
-    def read(number: int, part: str) -> np.ndarray:
-        return np.asarray(tensors[f"layers.{number}.{part}"].float(), np.float64)
-
-    layers = [(read(number, "weight"), read(number, "bias")) for number in numbers]
-    widths = [layer[0].shape for layer in layers]
-    fits = all(first[0] == second[1] for first, second in pairwise(widths))
-    if not layers or not fits or widths[-1][0] != 1:
-        raise ScorerError(f"an aesthetic head must be linear layers that end in one number, got {widths} in {path}")
-    return layers
-
-
-def _read_tensors(path: str) -> Any:
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return load_file(path)
+def _read_head(path: str, *, inputs: int | None, is_outline: bool = False) -> Any:
+    """Return the head's linear layers; `inputs` is the width of the features, None if it is not known yet."""
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    tensors = load_pretrained(read_tensors, path, file=path, is_outline=is_outline)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with holds_tensors(path, "an aesthetic head", "give the one that was made for this CLIP") as require_names:
+        with torch.device("meta" if is_outline else "cpu"):
+            head = linear_head(shapes, "layers", inputs=inputs or shapes["layers.0.weight"][1], outputs=1)
+        names = {f"layers.{name}" for name in head.state_dict()}
+        require_names(names - shapes.keys(), shapes.keys() - names)
+        head.load_state_dict({name.removeprefix("layers."): tensor.float() for name, tensor in tensors.items()})
+    return head

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protocol.errors import ScorerError
+from protocol.ground.resources import resolve
 from protocol.messages import Detection
 from rewards.clip.features import VIT_L, ClipFeatures
 from rewards.pretrained import WEIGHTS, load_pretrained, require_pretrained, require_whole
@@ -101,11 +102,15 @@ class PhotoDetector:
 
     @staticmethod
     def ready(*, model: str = MODEL, clip: str = VIT_L, **_: Any) -> None:
-        """Raise ScorerError if the weights of one of the two models are missing."""
+        """Raise ScorerError if one of the two models is missing or not whole."""
         require_pretrained(model, *WEIGHTS)
+        require_pretrained(model, "preprocessor_config.json", "processor_config.json")
         from transformers import Mask2FormerForUniversalSegmentation
+        from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
         require_whole(Mask2FormerForUniversalSegmentation.from_pretrained, model)
+        if resolve(model).is_dir():
+            load_pretrained(Mask2FormerImageProcessorPil.from_pretrained, model)
         ClipFeatures.ready(clip)
 
     def detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:

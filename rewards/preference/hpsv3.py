@@ -18,7 +18,7 @@ from protocol.errors import PromptError, ScorerError, one_line
 from protocol.ground.resources import resolve
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from rewards.preference.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
+from rewards.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import scored
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.preference.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
+from rewards.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import scored
 

@@ -56,6 +56,7 @@ def test_every_snippet_is_here() -> None:
     assert set.union(*held.values()) == {"python", "yaml"}
 
 
+@pytest.mark.whole
 def test_python_s_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run("\n".join(blocks("docs/python.md")), "docs/python.md")

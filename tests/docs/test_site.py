@@ -35,6 +35,13 @@ def test_every_page_is_in_the_menu_or_linked_from_a_page() -> None:
     assert [page for page in (ROOT / "docs").rglob("*.md") if page not in found] == []
 
 
+def test_a_search_for_prompts_finds_the_page_of_prompts_first() -> None:
+    """Titles weigh most, so this page, Yours and the toy world's prompts compete; the search multiplies its score."""
+    page = (ROOT / "docs" / "prompts.md").read_text(encoding="utf-8")
+    _, front, body = page.split("---\n", 2)
+    assert yaml.safe_load(front) == {"search": {"boost": 4}} and body.startswith("\n# Your prompts\n")
+
+
 def test_every_condition_that_the_code_sets_is_described() -> None:
     """Types stand in the calls themselves, in `kind = …`, in `CONDITION = …`, or are yielded by `concerns`."""
     pattern = r'(?:condition\(\s*f?|kind(?:, \w+)? = |CONDITION = |yield \(?\s*)"([A-Z][A-Za-z]+)["/]'

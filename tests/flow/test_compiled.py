@@ -60,7 +60,7 @@ def velocity(backbone: PipelineBackbone, rows: int = 2, text: str = "a cat") -> 
     ("write", "has_checkpointing"),
     [
         (write_sd3, False),
-        (write_flux, True),
+        pytest.param(write_flux, True, marks=pytest.mark.whole),
         *(pytest.param(write, False, marks=pytest.mark.whole) for write in SLOWER),
         pytest.param(write_sd35, True, marks=pytest.mark.whole),
     ],

@@ -86,7 +86,7 @@ def test_modules_of_the_working_folder_are_found_last(tmp_path: Path) -> None:
     assert "module 'beside' has no 'Nothing'" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["typing", "enum", "re", "pathlib"])
+@pytest.mark.parametrize("name", ["typing", "re"])
 def test_a_file_named_like_a_library_of_python_does_not_keep_the_program_from_starting(
     name: str, tmp_path: Path
 ) -> None:
@@ -197,6 +197,7 @@ start.main()
 """
 
 
+@pytest.mark.whole
 def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     found = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

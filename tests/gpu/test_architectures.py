@@ -1,6 +1,6 @@
 """Every family in half precision on the device of a run: exact replay, and one end for every way to train.
 
-The CPU runs the same tests with one precision for each architecture.
+The CPU runs the same tests with one precision for each architecture; `make test` with the first two.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,9 @@ TURNS = {"cluster": {"layout": "colocated", "offload": True, "rollout_actors": 1
 
 pytestmark = pytest.mark.parametrize(
     ("device", "case"),
-    [("cpu", case) for case in ON_A_CPU] + [pytest.param("cuda", case, marks=pytest.mark.gpu) for case in ON_A_GPU],
+    [("cpu", case) for case in ON_A_CPU[:2]]
+    + [pytest.param("cpu", case, marks=pytest.mark.whole) for case in ON_A_CPU[2:]]
+    + [pytest.param("cuda", case, marks=pytest.mark.gpu) for case in ON_A_GPU],
     indirect=True,
     scope="module",
     ids=lambda value: value if isinstance(value, str) else "-".join(filter(None, value)),

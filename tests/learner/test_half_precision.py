@@ -53,7 +53,10 @@ def test_the_gradient_of_half_precision_is_that_of_float32(
 def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of SD3.5-Medium's width, 1,536, and its tokens: 1,024 of the image, 205 of the prompt."""
+    """Two blocks of SD3.5-Medium's width, 1,536, and its tokens: 1,024 of the image, 205 of the prompt.
+
+    It takes eight minutes.
+    """
     require_equal_gradients(tiny_config, written(tmp_path, heads=24, blocks=2), monkeypatch, text_tokens=205)
 
 

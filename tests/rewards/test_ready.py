@@ -82,7 +82,7 @@ def test_what_is_there_is_ready(cache: Path) -> None:
         require_ready("clipscore", {})
     put(cache, "openai/clip-vit-large-patch14", "preprocessor_config.json")
     require_ready("clipscore", {})
-    put(cache, "facebook/mask2former-swin-small-coco-instance", "model.safetensors")
+    put(cache, "facebook/mask2former-swin-small-coco-instance", "model.safetensors", "preprocessor_config.json")
     require_ready("geneval", PHOTOS)
 
 

@@ -12,7 +12,7 @@ from transformers import CLIPTokenizer
 
 from protocol.errors import ScorerError
 from rewards.scorer import build_scorer, require_ready
-from tests.support.worlds.clips import write_clip
+from tests.support.worlds.clips import write_clip, write_segmenter
 
 Damage = Callable[[Path], None]
 
@@ -28,6 +28,22 @@ def changed(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
         save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
     return damage
+
+
+def pickled_without_one(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    del held["visual_projection.weight"]
+    torch.save(held, folder / "pytorch_model.bin")
+    file.unlink()
+
+
+def processor_cut(folder: Path) -> None:
+    (folder / "preprocessor_config.json").write_text("{")
+
+
+def processor_of_another_size(folder: Path) -> None:
+    (folder / "preprocessor_config.json").write_text("{}")  # 224 pixels
 
 
 def cut(folder: Path) -> None:
@@ -64,6 +80,9 @@ def of_few_words(folder: Path) -> None:
             changed(lambda held: held | {"visual_projection.weight": torch.ones(12, 15)}),
             "1 of another shape, such as visual_projection.weight",
         ),
+        ("clipscore", pickled_without_one, "1 missing, such as visual_projection.weight"),
+        ("pickscore", processor_cut, "cannot be loaded: .*preprocessor_config.json"),
+        ("hpsv2", processor_of_another_size, "image processor of '.*clip' must crop images to .* 24 pixels, got 224"),
         ("hpsv2", cut, "cannot be loaded: .*not fully covered"),
         ("pickscore", quantised, "not quantised, got quantization_config bitsandbytes: use the unquantised model"),
         ("pickscore", without_words, "must hold tokenizer.json or vocab.json and merges.txt, got no vocab.json"),
@@ -71,7 +90,7 @@ def of_few_words(folder: Path) -> None:
     ],
 )
 def test_a_clip_that_is_not_whole_is_refused_by_its_headers_too(
-    scorer: str, damage: Damage, message: str, sound: Path, tmp_path: Path
+    scorer: str, damage: Damage, message: str, sound: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(sound, tmp_path / "clip")
     damage(folder)
@@ -79,6 +98,7 @@ def test_a_clip_that_is_not_whole_is_refused_by_its_headers_too(
         with pytest.raises(ScorerError, match=message) as caught:
             read(scorer, model=str(folder))
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    assert "LOAD REPORT" not in capfd.readouterr().err, "the library says so in a table"
 
 
 def test_buffers_that_published_clips_hold_are_ignored(sound: Path, tmp_path: Path) -> None:
@@ -86,3 +106,19 @@ def test_buffers_that_published_clips_hold_are_ignored(sound: Path, tmp_path: Pa
     names = ("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids")
     changed(lambda held: held | {name: torch.arange(4)[None] for name in names})(folder)
     build_scorer("pickscore", model=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), "must hold a file preprocessor_config.json or"),
+        (processor_cut, "cannot be loaded: .*preprocessor_config.json"),
+    ],
+)
+def test_a_detector_that_is_not_whole_is_refused_before_its_first_image(
+    damage: Damage, message: str, sound: Path, tmp_path: Path
+) -> None:
+    folder = write_segmenter(tmp_path / "segmenter")
+    damage(folder)
+    with pytest.raises(ScorerError, match=message):
+        require_ready("geneval", {"detector_args": {"model": str(folder), "clip": str(sound)}})

@@ -35,6 +35,7 @@ def error(model: AutoencoderTiny, pairs: tuple[torch.Tensor, np.ndarray]) -> flo
     return float(np.abs(drawn.astype(float) - pairs[1]).mean())
 
 
+@pytest.mark.whole
 def test_it_learns_and_repeats_itself(
     pairs: tuple[torch.Tensor, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

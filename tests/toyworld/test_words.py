@@ -49,6 +49,7 @@ def test_one_word_in_four_is_held_out() -> None:
     assert sum(words.is_heldout(word) for word in words.words()) == 36
 
 
+@pytest.mark.whole
 def test_the_recipe_makes_a_pipeline_that_diffusers_loads(tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
 

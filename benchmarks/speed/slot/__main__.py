@@ -69,7 +69,9 @@ PARTS = (
     Part("scorers:scorers", 60, "how many reward actors a run needs"),
     Part("large:flux", 120, "memory beside its estimate, offload, one base for two processes"),
     Part("large:qwen", 80, "masked attention, and what waits for the GPU"),
-    Part("whole:exactness", 90, "exact replay of every family in half precision"),
+    Part(
+        "whole:exactness", 90, "exact replay of every family in half precision, and its latents beside the pipeline's"
+    ),
 )
 """The most decisive first."""
 RAY = (

@@ -1,14 +1,17 @@
 """The scorers of photographs with random weights: GenEval's detector, and CLIP by precision."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+import flow.device
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import seconds_of
 from rewards.clip.features import ClipFeatures
@@ -69,10 +72,19 @@ def _detector(segmenter: Path, clip: Path, images: np.ndarray, device: str) -> F
     plain = [frozenset[str]()] * len(images)
     (all_found,) = PhotoDetector(**paths, threshold=0.0).detect(images[:1], plain[:1])
     scores = sorted((each.score for each in all_found), reverse=True)
-    detector = PhotoDetector(**paths, threshold=scores[min(OBJECTS, len(scores) - 1)])
+    threshold = scores[min(OBJECTS, len(scores) - 1)]
+    detector = PhotoDetector(**paths, threshold=threshold)
     found = detector.detect(images, plain)
     figures = {"objects an image": sum(map(len, found)) / len(images)}
     every = [frozenset(each.label for each in objects) for objects in found]
+    with patch.object(flow.device, "tf32", lambda _: nullcontext()):
+        exact = PhotoDetector(**paths, threshold=threshold).detect(images, every)
+    of_exact, of_found = (
+        [sorted((each.label, each.color or "") for each in objects) for objects in side]
+        for side in (exact, detector.detect(images, every))
+    )
+    changed = sum(one != other for one, other in zip(of_exact, of_found, strict=True))
+    figures[f"of {len(images)} images with other labels or colours in TF32"] = float(changed)
     for name, colored in ((f"images/s of {len(images)}", plain), ("images/s with every object's colour", every)):
         figures[name] = len(images) / seconds_of(partial(detector.detect, images, colored), rounds=1)
     return figures
@@ -85,9 +97,16 @@ def _precisions(where: Where) -> Iterator[Figures]:
     config = CLIPVisionConfig(**shape, image_size=224, patch_size=14, projection_dim=shape["hidden_size"] * 4 // 5)
     with torch.device(where.device):
         model: Any = CLIPVisionModelWithProjection(config).eval()
+    normalize = torch.nn.functional.normalize
+    seen, texts = torch.randn(16, 3, 224, 224), normalize(torch.randn(2000, config.projection_dim), dim=-1)
+    exact: Any = None
     for name, dtype in (("float32", torch.float32), ("TF32", torch.float32), ("bfloat16", torch.bfloat16)):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "TF32"
         model.to(dtype)
+        with torch.inference_mode():
+            cosines = normalize(model(seen.to(where.device, dtype)).image_embeds.float().cpu(), dim=-1) @ texts.T
+        exact = cosines if exact is None else exact
+        yield {f"CLIP-H in {name}, most that a cosine changes": float((cosines - exact).abs().max())}
         for count in (1, 16):
             pixels = torch.randn(count, 3, 224, 224, device=where.device, dtype=dtype)
             work = torch.inference_mode()(partial(model, pixels))

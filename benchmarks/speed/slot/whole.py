@@ -11,8 +11,8 @@ from benchmarks.speed.slot.part import Figures, Where
 
 
 def exactness(where: Where) -> Iterator[Figures]:
-    """Run the tests of `tests/gpu` that need no Ray."""
-    yield _tested(where, "not ray", processes=8)
+    """Run the tests of `tests/gpu` that need no Ray, and compare half precision with the pipelines'."""
+    yield _tested(where, "not ray", "tests/flow/models/test_half_parity.py", processes=8)
 
 
 def on_ray(where: Where) -> Iterator[Figures]:
@@ -28,9 +28,9 @@ def run(where: Where) -> Iterator[Figures]:
         yield dict(iterate(setup, Path(folder) / "run", iterations=3, words=words))
 
 
-def _tested(where: Where, which: str, *, processes: int) -> Figures:
+def _tested(where: Where, which: str, *more: str, processes: int) -> Figures:
     device, spread = ("gpu", ["-n", str(processes)]) if where.device == "cuda" else ("not gpu", [])
-    command = [sys.executable, "-m", "pytest", "-v", "-m", f"{device} and {which}", *spread, "tests/gpu"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", f"{device} and {which}", *spread, "tests/gpu", *more]
     lines = [""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():

@@ -19,6 +19,9 @@ function padded(_, low, high) {
   return [low >= 0 && low < more ? 0 : low - more, high + more];
 }
 
+// The axis of a single point, for which uPlot would choose 0 to 100, or 0 to twice its position.
+const around = (x) => [Math.max(0, x - 1), x + 1];
+
 // The axis of bars begins at 0: otherwise the lowest part would look smaller than it is.
 const fromZero = (_, low, high) => [0, (high || 1) * 1.1];
 
@@ -73,7 +76,7 @@ export class Lines {
     return {
       width: this.holder.clientWidth || 300,
       height: this.height,
-      scales: { x: { time: false, range: (_, low, high) => this.zoom ?? (low === high ? [Math.max(0, low - 1), low + 1] : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
+      scales: { x: { time: false, range: (plot, low, high) => this.zoom ?? (plot.data[0].length === 1 ? around(plot.data[0][0]) : [low, high]) }, y: { range: isStacked ? fromZero : padded } },
       axes: [{ ...axis, values: (_, at) => at.map((v) => (Number.isInteger(v) ? v : "")) }, { ...axis, size: 64, values: (_, at) => at.map(ticks) }],
       series: [{ label: by === "seconds" ? "seconds" : "iteration", value: (plot, value) => Math.round(value ?? newest(plot.data[0])) }, ...series],
       bands,

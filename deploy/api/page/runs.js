@@ -6,7 +6,7 @@ import { chance, date, make, number, signed, span } from "/static/panels.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 300;
-const KEYS_SHOWN = 8;
+const KEYS_SHOWN = 3;
 
 const OLD_S = 10;
 

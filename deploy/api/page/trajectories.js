@@ -7,7 +7,7 @@ const signed = (value, digits) => `${value >= 0 ? "+" : "−"}${Math.abs(value).
 export function explanation(record, credit) {
   const mean = record.group_mean == null ? "" : `The group's mean reward is ${record.group_mean.toFixed(3)}.`;
   const skipped = record.skipped.length ? "An image without a reward is the policy's estimate of the finished image at that step; it is not scored." : "";
-  const step = credit ? "The text about step rewards says what a step earns." : "A step reward is the credit of the step.";
+  const step = credit ? "" : "A step reward is the credit of the step.";
   return [mean, step, skipped].filter(Boolean).join(" ");
 }
 

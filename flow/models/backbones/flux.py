@@ -31,15 +31,7 @@ class PackedBackbone(PipelineBackbone):
         _, height, width = self.latent_shape
         if not settings.use_dynamic_shifting:
             return static_sigmas(steps=steps, shift=settings.shift)
-        return flux_sigmas(
-            steps=steps,
-            tokens=(height // PACK) * (width // PACK),
-            base_tokens=settings.base_image_seq_len,
-            max_tokens=settings.max_image_seq_len,
-            base_shift=settings.base_shift,
-            max_shift=settings.max_shift,
-            last=settings.get("shift_terminal"),
-        )
+        return dynamic_sigmas(settings, steps=steps, tokens=(height // PACK) * (width // PACK))
 
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
         return self._pipeline.transformer.config.in_channels // PACK**2, *self._divided(height, width)
@@ -89,6 +81,19 @@ class Flux(PackedBackbone):
             **conditioning.tensors,
         )[0]
         return unpack(predicted, height=height, width=width)
+
+
+def dynamic_sigmas(settings: Any, *, steps: int, tokens: int) -> Float[Tensor, " points"]:
+    """Return the schedule of a scheduler's config with `use_dynamic_shifting`, for an image of so many tokens."""
+    return flux_sigmas(
+        steps=steps,
+        tokens=tokens,
+        base_tokens=settings.base_image_seq_len,
+        max_tokens=settings.max_image_seq_len,
+        base_shift=settings.base_shift,
+        max_shift=settings.max_shift,
+        last=settings.get("shift_terminal"),
+    )
 
 
 def pack(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:

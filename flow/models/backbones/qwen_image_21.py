@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.maths.schedule import flux_sigmas
+from flow.models.backbones.flux import dynamic_sigmas
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.families import QWEN_IMAGE_21
 from flow.models.located import SIDE
@@ -55,25 +55,12 @@ class QwenImage21(PipelineBackbone):
         """Return the scheduler's schedule: its shift depends on the number of tokens.
 
         Raises:
-            ModelError: the schedule is another, or fewer than two steps were asked for.
+            ModelError: the shift is another, or fewer than two steps were asked for.
         """
         settings, (_, height, width) = self._pipeline.scheduler.config, self.latent_shape
-        if self._pipeline.config.sample_sigmas:
-            raise ModelError(
-                "a Qwen-Image-2.1 with sample_sigmas in its model_index.json is distilled to these steps, which cannot"
-                " be trained: set model.path to the base model"
-            )
         if steps < 2 or not settings.use_dynamic_shifting:
             raise ModelError(f"Qwen-Image-2.1's schedule needs at least 2 steps and a dynamic shift, got {steps} steps")
-        return flux_sigmas(
-            steps=steps,
-            tokens=height * width,
-            base_tokens=settings.base_image_seq_len,
-            max_tokens=settings.max_image_seq_len,
-            base_shift=settings.base_shift,
-            max_shift=settings.max_shift,
-            last=settings.get("shift_terminal"),
-        )
+        return dynamic_sigmas(settings, steps=steps, tokens=height * width)
 
     def example(self, count: int) -> Conditioning:
         """Return random embeddings of `count` prompts of the greatest length."""
@@ -115,9 +102,11 @@ def _forward(
     (_, _, height, width), text = latents.shape, embeds.shape[1]
     tokens = latents.flatten(2).transpose(1, 2)
     hidden = torch.cat([transformer.txt_in(embeds), transformer.img_in(tokens)], dim=1)
-    is_image = torch.arange(hidden.shape[1], device=latents.device) >= text
-    times = torch.cat([times, times.new_zeros(1)]).to(hidden.dtype)  # the last one is the prompts'
-    times = transformer.time_text_embed(times, hidden)
+    is_image = None
+    if transformer.config.causal_condition:
+        is_image = torch.arange(hidden.shape[1], device=latents.device) >= text
+        times = torch.cat([times, times.new_zeros(1)])  # the last one is the prompts'
+    times = transformer.time_text_embed(times.to(hidden.dtype), hidden)
     rotations = _rotations(transformer.pos_embed, text, height, width, latents.device)
     # A block's arguments; those of KV caches and of padding, and a mask for another kernel, are None.
     others = transformer.modulation(times), rotations, None, is_image, None, None, None, [(0, text, True)]

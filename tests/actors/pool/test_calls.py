@@ -4,12 +4,14 @@ import asyncio
 import logging
 import os
 import signal
+from concurrent.futures import Future
 
 import pytest
 import ray
-from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
 
 from actors.pool.calls import ActorFailedError, answer, death
+from protocol.errors import ShardLostError
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 17\n\tip: 10.0.0.2\nThe actor "
 EXIT = "is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
@@ -47,6 +49,16 @@ MEMORY = "Task was killed due to the node running low on memory.\nMemory on the 
 )
 def test_ray_s_text_about_a_dead_actor_becomes_one_short_line(error: Exception, line: str) -> None:
     assert death(error) == line
+
+
+def test_data_that_went_with_its_node_are_told_in_our_words() -> None:
+    class Reference:
+        def future(self) -> Future[None]:
+            (found := Future()).set_exception(ObjectLostError("ab" * 14, b"", "call site"))
+            return found
+
+    with pytest.raises(ShardLostError, match="^the node that held its data is gone$"):
+        asyncio.run(answer(Reference(), timeout_s=60))  # pyrefly: ignore[bad-argument-type]
 
 
 @ray.remote(num_cpus=0)

@@ -179,10 +179,7 @@ def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Pa
     assert summarise(cells, "geneval")[0]["measured"] == "here and published"
 
 
-FILES = sorted(path.name for path in PUBLISHED.parent.glob("race*.json"))
-
-
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", ["race_tree.json", "race_pickscore.json", "race_windows.json"])
 def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert not RUNS.exists()

@@ -1,6 +1,7 @@
 """The script for the first minutes on a GPU: its limits, and every part as on a machine without a package index."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ def test_the_parts_fit_a_call_of_ten_minutes() -> None:
 
 def require_measured(names: list[str], python: Path, file: Path) -> None:
     """Run these parts with this interpreter; each ends well, and every figure but one of a GPU's kernels is one."""
-    command = [python, "-m", "benchmarks.speed.slot", file, *names, *TINY, "--slower", "10"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    command = [python, "-m", "benchmarks.speed.slot", file, *names, *TINY, "--slower", "30"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # on a busy machine, threads wait for each other
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=alone)
     found = results(file)
     assert list(found) == names
     log = file.with_suffix(".log").read_text()
@@ -63,7 +65,7 @@ def require_measured(names: list[str], python: Path, file: Path) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_parts_run_on_a_machine_without_a_package_index(tmp_path: Path) -> None:
     """Two of them: one of kernels, and one that loads a whole model with our packages."""
     require_measured(["ceilings", "flux"], bare_environment(tmp_path / "bare"), tmp_path / "slot.jsonl")
@@ -71,7 +73,7 @@ def test_the_parts_run_on_a_machine_without_a_package_index(tmp_path: Path) -> N
 
 @long_scene
 @pytest.mark.whole
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_every_part_runs_there_and_the_tests_for_a_gpu_are_found(tmp_path: Path) -> None:
     """Not in CI: each part is a process that imports torch and diffusers, 230 CPU seconds together.
 

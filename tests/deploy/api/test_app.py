@@ -465,6 +465,7 @@ def test_a_server_goes_on_for_those_who_are_connected_when_it_is_asked_to(tmp_pa
     assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM), "nobody is connected"
 
 
+@pytest.mark.whole
 def test_schemathesis_finds_no_unexpected_answer(api):
     import schemathesis
     from hypothesis import HealthCheck, given, settings

@@ -20,7 +20,7 @@ from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
 from protocol.errors import BoardError
 from protocol.status import MetricLine, RunStatus
-from tests.support.services.boards import board_of
+from tests.support.services.boards import answering, board_of
 from tests.support.waiting import until
 
 
@@ -42,17 +42,6 @@ def filed(name: str, phase: str, updated: float) -> str:
         run=name, session="s", phase=phase, iteration=1, iterations=2, started=updated - 9, updated=updated
     )
     return StatusFile(status=status).model_dump_json()
-
-
-async def until_it_answers(board: Board) -> None:
-    async def answers() -> bool:
-        try:
-            await board.ping()
-        except BoardError:
-            return False
-        return True
-
-    await until(answers)
 
 
 def read(source: FolderSource, run: str) -> RunStatus:
@@ -95,7 +84,7 @@ def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypat
 
     async def asked() -> tuple[RunStatus | None, list[MetricLine], Command | None]:
         source, board = FolderSource(path), Board(server.url)
-        await until_it_answers(board)
+        await answering(board)
         now = time.time()
         status = RunStatus(
             run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now
@@ -186,7 +175,7 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
 
     async def connections() -> int:
         source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
-        await until_it_answers(board)
+        await answering(board)
         await board.close()
 
         async def is_alone() -> bool:
@@ -217,7 +206,7 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
 
     async def scenario(url: str) -> tuple[RunStatus | None, RunStatus | None, list[Command]]:
         board = Board(url)
-        await until_it_answers(board)
+        await answering(board)
         shutil.copytree(folder, moved, ignore=shutil.ignore_patterns("board.sock"))
         newer = RunStatus(run=name, session="new", phase="running", iteration=7, iterations=9, started=1, updated=2)
         await board.write(Update(newer), keep_s=1000)
@@ -242,7 +231,7 @@ def test_lines_that_a_living_run_s_board_has_dropped_are_read_from_its_folder(ma
 
     async def scenario(url: str) -> list[list[int]]:
         board, source = Board(url), FolderSource(tmp_path / "runs")
-        await until_it_answers(board)
+        await answering(board)
         status = RunStatus(run="long", session="s", phase="running", iteration=8, iterations=9, started=1, updated=2)
         lines = [MetricLine(seq=seq, values={"iteration": seq}) for seq in range(4, 9)]
         await board.write(Update(status.model_copy(update={"lines": 8}), lines=lines), keep_s=1000)

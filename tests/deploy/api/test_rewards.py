@@ -416,6 +416,7 @@ def test_a_reply_of_another_length_breaks_the_contract() -> None:
             remote.score(IMAGES, ["a"] * 5, [{}] * 5)
 
 
+@pytest.mark.whole
 def test_the_command_serves_until_it_is_interrupted_and_refuses_a_taken_port(tmp_path) -> None:
     command = [sys.executable, "-m", "flowcredit", "serve-rewards", "red=red_scorer:Red", "--port"]
     (tmp_path / "red_scorer.py").write_text(f"from {__name__} import Redness as Red\n")

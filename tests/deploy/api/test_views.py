@@ -242,6 +242,24 @@ def test_held_out_score_and_reward_have_axes_of_their_own_and_legends_show_the_n
     assert said.endswith(f"held-out score now {shown}")
 
 
+ONE_POINT = """
+const [at, done] = arguments;
+import("/static/charts.js").then(({ Lines }) => {
+  const holder = document.body.appendChild(document.createElement("div"));
+  const lines = new Lines(holder, 100, "score", null);
+  lines.show([{ name: "score", color: 0, x: [at], y: [0.5] }]);
+  const { x, y } = lines.plot.scales;
+  holder.remove();
+  done([x.min, x.max, y.min, y.max]);
+});
+"""
+
+
+@pytest.mark.parametrize(("at", "axis"), [(0, [0, 1]), (500, [499, 501])])
+def test_one_point_has_an_axis_about_it(visit, at, axis):
+    assert visit("overview").execute_async_script(ONE_POINT, at) == [*axis, 0.45, 0.55]
+
+
 def test_a_file_is_saved_under_the_name_of_its_run(visit, tmp_path: Path):
     page = visit("config")
     page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})

@@ -24,7 +24,7 @@ from protocol.errors import BoardError, DamagedError
 from protocol.status import Event, MetricLine, RunStatus, TrajectoryRecord
 from tests.support.pairwise import pairwise
 from tests.support.paths import ROOT
-from tests.support.services.boards import KINDS, board_of, end_server
+from tests.support.services.boards import KINDS, answering, board_of, end_server
 from tests.support.waiting import PATIENCE_S, until, wait_until
 
 KEEP_S = 3600.0
@@ -43,19 +43,6 @@ def record(iteration: int) -> TrajectoryRecord:
     return TrajectoryRecord(
         iteration=iteration, prompt="a red circle", steps=[0], width=1, height=1, trajectories=[], png=""
     )
-
-
-async def answering(board: Board) -> None:
-    """Returns when the server has started."""
-
-    async def answers() -> bool:
-        try:
-            await board.ping()
-        except BoardError:
-            return False
-        return True
-
-    await until(answers)
 
 
 @pytest.fixture(scope="module", params=KINDS)

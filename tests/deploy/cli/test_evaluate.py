@@ -1,6 +1,7 @@
 """`flowcredit eval`: base and adapter at the same noise, other prompts and scorers; and `train` without a preset."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,7 @@ def test_a_run_records_the_diversity_that_a_separate_evaluation_measures(run: Pa
     told = [line["evaluation/reward/diversity"] for line in lines_of(other) if "evaluation/score" in line]
     redness = lines_of(other)[0]["evaluation/reward/redness"]
     assert f"; redness {redness:.2f}, diversity {number(told[0], '.2f')}; 6 images" in shown
+    assert re.search(rf"^diversity( falls:)? {told[0]:.3f} → {told[-1]:.3f}$", shown, re.MULTILINE), "the last word"
     found = json.loads(said("eval", other, "--base", "--diversity", "pkg://toyworld/clip", "--json"))["results"]
     assert told == pytest.approx([each["diversity"] for each in found], abs=1e-6)
     assert told == pytest.approx([each["readings"]["diversity"] for each in found])

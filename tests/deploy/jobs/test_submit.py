@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
-from deploy.jobs.submit import MIB, PACKAGES, Submission, connect
+from deploy.jobs.submit import MIB, PACKAGES, Submission, connect, require_small
 from protocol.errors import ConfigError
 from protocol.ground.addresses import secrets_among
 from tests.support.paths import ROOT
@@ -52,15 +52,15 @@ def test_a_folder_that_ray_would_not_take_is_refused_with_its_largest_entries_be
 
     for name, mib in {"a/one.bin": 40, "a/two.bin": 30, "b.bin": 28, "mine.yaml": 0, "runs/old.bin": 500}.items():
         make(name, mib)
-    submission = Submission(preset="toy_geneval", working_dir=tmp_path)
-    assert submission.environment()
+    environment = Submission(preset="toy_geneval", working_dir=tmp_path).environment()
+    require_small(environment)
     make("c.bin", 5)
     with pytest.raises(
         ConfigError, match=r"at most 100 MiB.* got 103 MiB.*\.rayignore.* a \(70 MiB\), b\.bin \(28 MiB\)"
     ):
-        submission.environment()
+        require_small(environment)
     (tmp_path / ".rayignore").write_text("one.bin\n")
-    assert submission.environment()
+    require_small(environment)
 
 
 def test_no_secret_is_sent_unasked_and_one_that_is_asked_for_is_named(monkeypatch, tmp_path):

@@ -31,8 +31,8 @@ from protocol.config.run import RunConfig
 from protocol.errors import BoardError, LeaseLostError, NonFiniteError
 from protocol.status import RunStatus
 from tests.support.programs import need
-from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind, reaches
-from tests.support.services.boards import end_server
+from tests.support.runs.watched import REDNESS, Scene, comes_to, go, left_behind
+from tests.support.services.boards import answering, end_server
 from tests.support.waiting import PATIENCE_S, until
 
 Config = Callable[..., RunConfig]
@@ -188,7 +188,7 @@ def test_the_heartbeat_goes_on_while_a_slow_disk_takes_checkpoints_galleries_and
     async def look(scene: Scene) -> None:
         nonlocal url
         board = Board((scene.run.path / BOARD_URL).read_text())
-        await until(lambda: reaches(board))
+        await answering(board)
         await board.close()
         url = board.url
         await until(lambda: all(len(each) == 2 for each in seen.values()))
@@ -244,7 +244,7 @@ def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_n
 
     async def leave(command: Command) -> None:
         board = Board(address)
-        await until(lambda: reaches(board))
+        await answering(board)
         await board.ask("run", command)
         await board.close()
 
@@ -360,7 +360,7 @@ def test_a_killed_embedded_board_comes_back_by_itself(config, tmp_path):
         server = scene.observed.board.server
         assert server is not None
         board = Board(server.url)
-        await until(lambda: reaches(board))
+        await answering(board)
         await end_server(server.url)
         scene.observed.reporter.event("the server was killed")
 

@@ -132,4 +132,6 @@ def test_the_interval_of_the_held_out_change_comes_from_the_newest_evaluation():
         ),
     ]
     assert overview.rewards_of(lines).heldout_change == (0.02, 0.2)
-    assert overview.rewards_of(lines[:1]).heldout_change is None
+    first = overview.rewards_of(lines[:1])
+    assert first.heldout is not None
+    assert (first.heldout_first, first.heldout_change) == (None, None), "one evaluation has no change"

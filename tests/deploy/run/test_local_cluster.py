@@ -19,6 +19,7 @@ from deploy.run.warm.workers import warm_python
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from tests.support.runs.sinks import Silent
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 Config = Callable[..., RunConfig]
@@ -90,8 +91,13 @@ def test_workers_of_a_local_cluster_are_forks_until_the_process_is_gone(warm: st
 
     folder = Path(shlex.split(warm or "")[-1]).parent
     assert folder.stat().st_mode & 0o077 == 0
-    process = psutil.Process(ray.get(parent.remote(), timeout=100))
-    assert str(folder) in " ".join(process.cmdline())
+
+    def starter() -> psutil.Process:
+        return psutil.Process(ray.get(parent.remote(), timeout=100))
+
+    # A worker waits only a while for the process's imports, then starts without it.
+    wait_until(lambda: str(folder) in " ".join(starter().cmdline()))
+    process = starter()
     process.kill()
     process.wait(30)
-    assert ray.get(parent.remote(), timeout=100) != process.pid
+    assert starter() != process

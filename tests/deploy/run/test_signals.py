@@ -135,6 +135,7 @@ class Sleeper:
         time.sleep(600)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("sleeps", "code", "line"),
     [("built", 0, ""), ("scores", 130, "flowcredit: stopped at once; `train` continues from the newest checkpoint\n")],

@@ -126,21 +126,15 @@ def undisturbed(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> 
     ("deaths", "restarts"),
     [
         ({"update": {1}}, 1),
-        ({"update": {4}}, 1),
         ({"update": {4, 6}, "adapter": {7}}, 3),
-        ({"state": {1}}, 1),
         ({"state": {3}}, 1),
         ({"update": {5}, "restore": {1}}, 2),
-        ({"update": {3}, "restart": {1}}, 2),
     ],
     ids=[
         "before any checkpoint",
-        "after one",
         "three times",
-        "at a checkpoint",
         "at the last",
         "at restore",
-        "at start",
     ],
 )
 def test_a_failed_learner_changes_nothing(config, undisturbed, tmp_path, deaths, restarts):
@@ -234,7 +228,7 @@ def test_the_checkpoint_of_a_watched_scorer_s_peak_is_kept(watched):
     assert state.adapter.version == peak_of(watched)
 
 
-@pytest.mark.parametrize("deaths", [{"update": {1}}, {"state": {1}}, {"update": {3}}, {"state": {2}}, {"adapter": {5}}])
+@pytest.mark.parametrize("deaths", [{"update": {3}}, {"state": {2}}])
 def test_a_failed_learner_changes_neither_the_peak_nor_a_bit(watching, watched, tmp_path, deaths):
     path, fleet = trained(watching, tmp_path / "run", deaths)
     assert fleet.restarts == 1

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from deploy.folder.fingerprint import library_versions
 from deploy.presets import load_config
+from deploy.report.runs import read_run
 from deploy.tools.estimate import estimate
 from flow.adapter.lora_file import read_lora
+from flowcredit.code import code_digest
 from learner.checkpoint import OPTIMIZER
 from protocol.ground.files import ADAPTER_FILE
 from tests.support.commands import run_cli
@@ -149,6 +152,9 @@ def test_run_on_ray_gives_the_same_bits_with_several_actors_and_workers(start_wi
     for name in (ADAPTER_FILE, OPTIMIZER):
         assert sha(tmp_path / "run", name) == sha(local_run[0], name)
     assert curve(tmp_path / "run") == curve(local_run[0])
+    told = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-2])
+    actors = ["reward/geneval-0", "rollout-0", "rollout-1", *(f"learner-{k}" for k in range(4))]
+    assert all(told[f"usage/{actor}/memory_gib"] > 0.1 for actor in actors)
 
 
 def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_run):
@@ -224,3 +230,21 @@ def test_a_damaged_gallery_costs_the_images_before_and_after_alone(
     said = capsys.readouterr().out
     assert "LoRA      " in said and "images    " not in said
     assert f"gallery {gallery} cannot be read" in (run / "run.log").read_text()
+
+
+def test_a_resume_with_other_code_is_a_notice_and_a_condition_and_the_report_names_both(
+    tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    status = {"board": "off", "trajectories": 0}
+    preset = small_preset(tmp_path, tiny_sd3, scorer="tests.support.rewards.dark:Dark", status=status)
+    words = ("train", str(preset), "--local", "--run", str(tmp_path / "run"))
+    assert run_cli(monkeypatch, *words) == 0
+    now = library_versions() | {"code": "0123456789ab", "commit": "fedcba987654, changed"}
+    monkeypatch.setattr("deploy.folder.run_folder.library_versions", lambda: now)
+    capsys.readouterr()
+    assert run_cli(monkeypatch, *words, "iterations=2") == 0
+    notice = f"the run may compute differently from here on: code (there {code_digest()}, now 0123456789ab)"
+    assert notice in capsys.readouterr().out
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [each["holds"] for each in events if each["type"] == "SameVersions"] == [False]
+    assert read_run(tmp_path / "run").code.endswith(", later 0123456789ab (commit fedcba987654, changed)")

@@ -1,6 +1,7 @@
 """The counted operations of a forward against a formula from the numbers of each family's config."""
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -115,8 +116,7 @@ FAMILIES: dict[str, tuple[Callable[[int, int, dict[str, Any]], int], int]] = {
 }
 
 
-@pytest.mark.parametrize("pixels", [512, 768, 1024])
-@pytest.mark.parametrize("path", FAMILIES)
+@pytest.mark.parametrize(("path", "pixels"), zip(FAMILIES, cycle((512, 768, 1024)), strict=False))
 def test_operations_of_a_forward_are_those_of_the_formula(path: str, pixels: int) -> None:
     formula, text = FAMILIES[path]
     model = ModelConfig(

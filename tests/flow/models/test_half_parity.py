@@ -42,13 +42,14 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("dtype", "size", "guidance", "prompts"), CASES)
 def test_the_last_latents_are_those_of_the_pipeline_in_the_same_dtype(
-    name: str, folder: Path, dtype: str, size: tuple[int, int], guidance: float, prompts: list[str]
+    name: str, folder: Path, device: str, dtype: str, size: tuple[int, int], guidance: float, prompts: list[str]
 ) -> None:
     side, (height, width) = SIDES[name], size
-    pipeline = side.load(folder, getattr(torch, dtype))
+    pipeline = side.load(folder, getattr(torch, dtype)).to(device)
     sides: dict[str, Any] = {"height": height, "width": width}
-    backbone = load_backbone(ModelConfig(path=str(folder), max_sequence_length=side.tokens, dtype=dtype, **sides))
-    initial = normal("initial", shape=(2, *backbone.latent_shape))
+    model = ModelConfig(path=str(folder), max_sequence_length=side.tokens, dtype=dtype, **sides)
+    backbone = load_backbone(model, device=device)
+    initial = normal("initial", shape=(2, *backbone.latent_shape)).to(device)
 
     def theirs(rows: torch.Tensor, texts: list[str]) -> torch.Tensor:
         return side.draw(pipeline, rows, texts, steps=STEPS, guidance=guidance, negative=NEGATIVE, **sides)[0][-1]

@@ -4,6 +4,8 @@ float32. Without guidance bit for bit; with guidance two pipelines run the branc
 the shorter prompt is padded, so they differ by rounding.
 """
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 
 from flow.maths.noise import normal
 from flow.models.contract import EMBEDS, Backbone, stack
-from flow.models.load import load_backbone
+from flow.models.load import load_backbone, require_loadable
+from flow.models.located import locate
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from tests.support.worlds.drawn import ode_latents
@@ -151,6 +154,16 @@ def test_a_size_that_the_latents_cannot_hold_is_a_model_error(folder: Path) -> N
 def test_a_schedule_with_a_fixed_end_needs_two_steps(name: str, folder: Path) -> None:
     with pytest.raises(ModelError, match="at least 2 steps"):
         backbone_of(folder).sigmas(1)
+
+
+@pytest.mark.parametrize("name", ["qwen_image_21"], indirect=True)
+def test_a_model_that_is_distilled_to_its_own_sigmas_is_refused(folder: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(folder, tmp_path / "turbo")
+    index = model / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": [1.0, 0.5]}))
+    for read in (lambda config: require_loadable(locate(config)), load_backbone):
+        with pytest.raises(ModelError, match="must leave sample_sigmas off"):
+            read(ModelConfig(path=str(model)))
 
 
 @pytest.mark.parametrize("name", ["qwen_image"], indirect=True)

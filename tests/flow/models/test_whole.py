@@ -17,7 +17,7 @@ from flow.models.parts import read_part
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 from tests.support.worlds.tiny_models import write_sd35
-from tests.support.worlds.tiny_qwen import write_z_image
+from tests.support.worlds.tiny_qwen import write_qwen_image, write_z_image
 
 WEIGHTS = {"transformer": "diffusion_pytorch_model.safetensors", "vae": "diffusion_pytorch_model.safetensors"}
 Damage = Callable[[Path], None]
@@ -35,7 +35,9 @@ def model(sound: Path, tmp_path: Path) -> Path:
 
 
 def check(model: ModelConfig) -> None:
-    require_loadable(locate(model))
+    located = locate(model)
+    assert located.sizes
+    require_loadable(located)
 
 
 def weights_of(part: str) -> str:
@@ -58,6 +60,31 @@ def changed(part: str, change: Callable[[dict[str, torch.Tensor]], dict[str, tor
     def damage(folder: Path) -> None:
         file = folder / weights_of(part)
         save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+    return damage
+
+
+def pickled_without(part: str, name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        file = folder / weights_of(part)
+        torch.save({each: tensor for each, tensor in load_file(file).items() if each != name}, file.with_suffix(".bin"))
+        file.unlink()
+
+    return damage
+
+
+def sharded_without(part: str, name: str) -> Damage:
+    """Two files of weights and their index, which names a tensor that no file holds."""
+
+    def damage(folder: Path) -> None:
+        file = folder / weights_of(part)
+        held = load_file(file)
+        files = {each: f"{file.stem}-0000{1 + number % 2}-of-00002.safetensors" for number, each in enumerate(held)}
+        for shard in set(files.values()):
+            kept = {each: held[each] for each in held if files[each] == shard and each != name}
+            save_file(kept, file.with_name(shard), metadata={"format": "pt"})
+        file.with_name(f"{file.name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        file.unlink()
 
     return damage
 
@@ -139,6 +166,14 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "transformer is absent": (removed(weights_of("transformer")), "transformer of .*model "),
     "vae lacks one": (without("vae", "decoder.conv_out.bias"), "vae of .* missing, such as decoder.conv_out.bias"),
+    "vae pickled": (
+        pickled_without("vae", "decoder.conv_out.bias"),
+        "vae of .* 1 missing, such as decoder.conv_out.bias",
+    ),
+    "vae in shards": (
+        sharded_without("vae", "decoder.conv_out.bias"),
+        "vae of .* 1 missing, such as decoder.conv_out.bi",
+    ),
     "vae has no shift": (configured("vae/config.json", shift_factor=None), "vae of .* must name shift_factor"),
     "scheduler of another class": (
         configured("model_index.json", scheduler=["diffusers", "UniPCMultistepScheduler"]),
@@ -147,6 +182,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "scheduler's config of another class": (
         configured("scheduler/scheduler_config.json", _class_name="FlowMatchHeunDiscreteScheduler"),
         "scheduler of .* got FlowMatchHeunDiscreteScheduler",
+    ),
+    "scheduler has no shift": (
+        configured("scheduler/scheduler_config.json", shift=None),
+        "scheduler of .*model must have a number as shift, got null",
     ),
     "index names no vae": (configured("model_index.json", vae=...), "must name transformer, vae, .*got no vae"),
 }
@@ -199,6 +238,28 @@ def test_weights_of_the_fp16_variant_alone_are_read(model: Path, sound: Path) ->
         assert torch.equal(tensor, plain.tensors[name])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"latents_std": None}, "vae of .*q must have 4 numbers as latents_std .*, got 0"),
+        ({"latents_mean": ...}, "vae of .*q must have 4 numbers as latents_mean .*, got 16"),
+        ({"temperal_downsample": None}, "block_out_channels, got none"),
+    ],
+)
+def test_a_vae_of_qwen_image_names_its_latents_sizes(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_qwen_image(tmp_path / "q")
+    configured("vae/config.json", **change)(folder)
+    with pytest.raises(ModelError, match=message):
+        check(ModelConfig(path=str(folder)))
+
+
+def test_a_tokenizer_without_its_chat_template_is_refused(tmp_path: Path) -> None:
+    folder = write_z_image(tmp_path / "z")
+    (folder / "tokenizer" / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="tokenizer of .*z must have a chat template, got none"):
+        check(ModelConfig(path=str(folder)))
+
+
 def test_one_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match="model.safetensors is one file"):
@@ -235,3 +296,9 @@ def test_a_lora_to_start_from_is_checked_by_its_header(sound: Path, tmp_path: Pa
         settings.write_text(json.dumps({"lora_alpha": 2, "init_lora_weights": changes_base}))
         with pytest.raises(ModelError, match=f"model.lora.start .* got init_lora_weights '{changes_base}'"):
             check(asked())
+    renamed = (tmp_path / "adapter_model.safetensors").rename(tmp_path / "mine.safetensors")
+    with pytest.raises(ModelError, match="got init_lora_weights 'corda'"):
+        check(asked(start=str(renamed)))
+    settings.unlink()
+    with pytest.raises(ModelError, match=r"model.lora.start .* cannot be read: .*adapter_config.json"):
+        check(asked(start=str(renamed)))

@@ -257,7 +257,7 @@ def test_a_learner_starts_from_an_adapter_on_the_hub(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("settings", [{}, {"guidance": 3.0, "forward_batch": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{"guidance": 3.0, "forward_batch": 2}], ids=str)
 def test_an_update_runs_the_graphs_that_the_rollout_compiled(tiny_config: Config, settings: dict[str, Any]) -> None:
     graphs = compiled_graphs()
     torch.compiler.reset()

@@ -91,7 +91,7 @@ def require_same_bits(
             require_equal(states[0], state)
 
 
-@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1, 2, 8)), ("bfloat16", (1, 8)), ("float16", (1, 4))])
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1, 2, 8)), ("bfloat16", (1, 4)), ("float16", (1, 2))])
 def test_any_number_of_workers_gives_the_same_bits(tiny_config: Config, dtype: str, sizes: tuple[int, ...]) -> None:
     model = tiny_config().model.model_dump() | {"dtype": dtype}
     settings = {"updates_per_iteration": 2, "learning_rate": 1e-2}
@@ -106,7 +106,7 @@ ODE: Mapping[str, Any] = MappingProxyType(
     }
 )
 FORWARD: dict[str, Any] = {
-    "old": {"rate": 0.5, "weight": 0.5},
+    "old": {"rate": 0.5},
     "kl": {"weight": 0.1, "rule": "velocity"},
     "updates_per_iteration": 2,
     "step_fraction": 0.6,

@@ -207,6 +207,11 @@ def test_what_has_no_default_must_be_given(key: str) -> None:
             {"learner": {"objective": "elbo", "old": {"rolls_out_after": 500}}},
             "objective elbo, got 500",
         ),
+        (
+            {"learner": {"objective": "elbo", "old": {"weight": 1.0}}},
+            "learner.old.weight must be left out for objective elbo, got 1.0: only awm uses it",
+        ),
+        ({"learner": {"forward": {"loss": "epg"}}}, "objective clipped, got 'epg': only elbo"),
         ({"credit": {"scale": 0}}, "a number above 0, got 0"),
         ({"credit": {"scale": 10.0}}, "as credit.scale, got 'per_step'"),
         ({"sampling": {"granularities": [2, 1]}}, "sampling.granularities must ascend from 1, got [2, 1]"),

@@ -13,7 +13,7 @@ from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from deploy.tools.evaluate import diversity_of
 from protocol.errors import ScorerError
 from rewards.clip.features import ClipFeatures
-from rewards.scorer import build_scorer
+from rewards.scorer import build_scorer, require_ready
 from tests.support.worlds.clips import write_clip
 
 IMAGES = np.random.default_rng(9).integers(0, 256, (5, 24, 24, 3), np.uint8)
@@ -84,10 +84,33 @@ def test_the_aesthetic_head_is_its_linear_layers_one_after_the_other(clip: Path,
         np.testing.assert_allclose(scorer.score(IMAGES, PROMPTS, [{}] * 5).values, expected, atol=1e-5)
 
 
-def test_a_head_of_other_layers_is_refused(clip: Path, tmp_path: Path) -> None:
-    save_file({"layers.0.weight": torch.zeros(3, 12), "layers.0.bias": torch.zeros(3)}, tmp_path / "wide.safetensors")
-    with pytest.raises(ScorerError, match=r"must be linear layers that end in one number, got \[\(3, 12\)\]"):
-        build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "wide.safetensors"))
+LAYERS = {"0.weight": (5, 12), "0.bias": (5,), "2.weight": (1, 5), "2.bias": (1,)}
+
+
+@pytest.mark.parametrize("file", ["head.safetensors", "head.pth"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"2.bias": None}, r"1 missing \['layers.2.bias'\]"),
+        ({"2.weight": None}, "none named 'layers.2.weight'"),
+        ({"other": (3,)}, r"1 unknown \['layers.other'\]"),
+        ({"0.weight": (5, 13)}, "shapes that fit each other"),  # of another CLIP
+        ({"0.bias": (4,)}, "shapes that fit each other"),
+        ({"2.weight": (3, 5), "2.bias": (3,)}, "output width 1"),
+    ],
+)
+def test_a_head_of_other_layers_is_refused_by_its_header_too(
+    clip: Path, tmp_path: Path, file: str, change: dict, message: str
+) -> None:
+    shapes = {name: shape for name, shape in (LAYERS | change).items() if shape}
+    state = {f"layers.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+    (torch.save if file.endswith("pth") else save_file)(state, tmp_path / file)
+    for read in (build_scorer, lambda name, **args: require_ready(name, args)):
+        with pytest.raises(ScorerError, match=f"{file} must hold an aesthetic head's tensors.*{message}"):
+            read("aesthetic", model=str(clip), head=str(tmp_path / file))
+
+
+def test_a_head_that_is_not_there_is_one_line(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match=r"weights '.*absent.pth' cannot be loaded"):
         build_scorer("aesthetic", model=str(clip), head=str(tmp_path / "absent.pth"))
 

@@ -1,7 +1,6 @@
 """A run in this process that a test watches and steers while it goes on."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from deploy.run.local import LocalFleet
 from learner.loop.loop import Save, train
 from protocol.commands import new_command
 from protocol.config.run import RunConfig
-from protocol.errors import BoardError, NonFiniteError
+from protocol.errors import NonFiniteError
 from protocol.messages import Prompt
 from protocol.ports import Fleet
 from protocol.sink import StatusSink
 from protocol.status import RunStatus
+from tests.support.services.boards import answering
 from tests.support.waiting import until
 
 TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
@@ -45,7 +45,7 @@ class Scene:
         await until(self._is_connected)
         board = Board((self.run.path / BOARD_URL).read_text())
         command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
-        await until(lambda: reaches(board))
+        await answering(board)
         await board.ask(self.observed.reporter.run, command)
         await board.close()
         return command.id
@@ -59,13 +59,6 @@ class Scene:
         held = self.observed.reporter.buffers.commands
         await until(lambda: settled(held, command))
         return held[command].state, held[command].message
-
-
-async def reaches(board: Board) -> bool:
-    with contextlib.suppress(BoardError):
-        await board.ping()
-        return True
-    return False
 
 
 async def comes_to(scene: Scene, iteration: int) -> bool:

@@ -11,10 +11,12 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from tenacity import retry, stop_after_delay, wait_fixed
 
+from deploy.board.board import Board
 from deploy.board.embedded import BoardServer
+from protocol.errors import BoardError
 from tests.support.programs import need
 from tests.support.services.serving import free_port
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 KINDS = ("valkey", "redis with a password")
 PASSWORD = "secret-word"
@@ -78,6 +80,19 @@ def answers(client: Redis) -> bool:
         return bool(client.ping())
     except Exception:  # noqa: BLE001  whatever a server says while it starts
         return False
+
+
+async def answering(board: Board) -> None:
+    """Returns when the board's server has started."""
+
+    async def answers() -> bool:
+        try:
+            await board.ping()
+        except BoardError:
+            return False
+        return True
+
+    await until(answers)
 
 
 async def end_server(url: str) -> None:
