@@ -13,14 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 
-def fuse(transformer: nn.Module) -> None:
-    """Replace diffusers' RMSNorm and SD3's attention in a frozen transformer; every other module stays."""
+def fuse(transformer: nn.Module, *, norms: str = "torch") -> None:
+    """Replace diffusers' RMSNorm and SD3's attention in a frozen transformer; every other module stays.
+
+    Args:
+        norms: `triton` for a kernel of our own where a row is a power of two.
+    """
     from diffusers.models.normalization import RMSNorm
 
     join_attention(transformer)
     for module in transformer.modules():
         if type(module) is RMSNorm and module.weight is not None and module.bias is None:
-            module.forward = MethodType(_rms_norm, module)
+            width = module.weight.numel()
+            is_short = norms == "triton" and width & (width - 1) == 0
+            module.forward = MethodType(_triton_norm if is_short else _rms_norm, module)
 
 
 def join_attention(transformer: nn.Module) -> None:
@@ -36,6 +42,12 @@ def join_attention(transformer: nn.Module) -> None:
 def _rms_norm(norm: Any, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
     """Return x / sqrt(mean(x^2) + eps) * weight: one kernel where torch has it, in float32, rounded once."""
     return rms_norm(hidden_states, tuple(norm.dim), norm.weight, norm.eps)
+
+
+def _triton_norm(norm: Any, hidden_states: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+    from flow.triton_norm import TritonNorm  # needs triton, which comes with torch for a GPU
+
+    return TritonNorm.apply(hidden_states, norm.weight, norm.eps)
 
 
 def keep_as_on_gpu(transformer: nn.Module) -> None:

@@ -79,7 +79,7 @@ class PipelineBackbone(ABC):
             for vae in filter(None, (self.vae, self.tiny_decoder)):
                 _order_channels_last(vae)
         if self._dtype != torch.float32:
-            fuse(self.transformer)
+            fuse(self.transformer, norms=config.norms if device.type == "cuda" else "torch")
         elif config.attention != "native":
             join_attention(self.transformer)
         with quiet_libraries():  # always: without a choice an environment variable decides

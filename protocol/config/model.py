@@ -49,6 +49,9 @@ class ModelConfig(Section):
     attention: Literal["native", "_native_efficient", "_native_math"] = "native"
     """Attention back end of diffusers' dispatcher, for both rollout and learner: torch's own choice, or one of its
     kernels. The dispatcher's others are no choice, since their gradients differ from run to run."""
+    norms: Literal["torch", "triton"] = "torch"
+    """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
+    rows of queries and keys at once."""
     height: Positive | None = None
     """Height of an image in pixels; null takes the size that the model was trained for."""
     width: Positive | None = None

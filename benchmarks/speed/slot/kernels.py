@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import seconds_of
@@ -45,6 +45,30 @@ def attention(where: Where) -> Iterator[Figures]:
             sizes = (2, 2, 96, 16) if where.is_tiny else shape
             is_masked = name.endswith("masked")
             yield tried(f"{kernel}, {name}", partial(_attended, make, sizes, is_masked=is_masked, device=where.device))
+
+
+def norms(where: Where) -> Iterator[Figures]:
+    """Measure RMSNorm of short rows, as queries and keys have, by torch and with `model.norms=triton`."""
+    for width in (64, 128):
+        for kernel in ("torch", "triton") if where.device == "cuda" else ("torch",):
+            yield tried(f"{kernel}, rows of {width}", partial(_normed, kernel, width, where))
+
+
+def _normed(kernel: str, width: int, where: Where) -> Figures:
+    rows = 64 if where.is_tiny else 16 * 24 * 1229
+    x, slopes = (torch.randn(rows, width, device=where.device, dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.rand(width, device=where.device, dtype=torch.bfloat16)
+    torchs = partial(rms_norm, x.requires_grad_(), (width,), weight, 1e-6)
+    norm: Callable[[], Tensor] = torchs
+    if kernel == "triton":
+        from flow.triton_norm import TritonNorm
+
+        norm = partial(TritonNorm.apply, x, weight, 1e-6)
+    return {
+        "forward ms": 1e3 * seconds_of(norm, rounds=20),
+        "both ms": 1e3 * seconds_of(lambda: norm().backward(slopes), rounds=20),
+        "largest difference from torch": (norm() - torchs()).abs().max().item(),
+    }
 
 
 def _attended(make: Callable[..., Works], sizes: tuple[int, int, int, int], *, is_masked: bool, device: str) -> Figures:
