@@ -9,6 +9,7 @@ import pytest
 
 from deploy.run.warm.workers import has_forks, warm_python
 from protocol.config.run import RunConfig
+from tests.support.waiting import wait_until
 
 Config = Callable[..., RunConfig]
 
@@ -37,6 +38,7 @@ def test_the_threads_of_a_warm_process_share_two_heaps_unless_the_user_says_othe
     before = psutil.Process().children()
     with warm_python(tiny_config()):
         (process,) = [child for child in psutil.Process().children() if child not in before]
+        wait_until(lambda: bool(process.environ()))  # empty for a moment while the program is loaded
         assert process.environ()["MALLOC_ARENA_MAX"] == (own or "2")
 
 
