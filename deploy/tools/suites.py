@@ -30,8 +30,6 @@ class Suite:
     """Scorers by the name of their reward; `--scorer` and overrides add others."""
     component: str
     images_per_prompt: int = 1
-    has_kinds: bool = False
-    """Whether the score is a mean over kinds of prompts."""
 
 
 PREFERENCE = {"pickscore": {"scorer": "pickscore"}, "clipscore": {"scorer": "clipscore"}}
@@ -44,14 +42,12 @@ SUITES = {
         },
         component="geneval/correct",
         images_per_prompt=4,
-        has_kinds=True,
     ),
     "geneval2": Suite(
         about="GenEval 2: 800 prompts, Soft-TIFA's geometric mean by a Qwen3-VL-8B",
         prompts="geneval2",
         rewards={"geneval2": {"scorer": "soft_tifa"}},
         component="geneval2",
-        has_kinds=True,
     ),
     "dpg-ours": Suite(
         about="DPG-Bench's 1,065 prompts and questions, 4 images each, asked to a Qwen3-VL-8B in words of ours",

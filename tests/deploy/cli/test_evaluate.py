@@ -120,6 +120,15 @@ def test_the_base_model_is_that_without_the_lora_that_training_starts_from(run: 
     assert adapter["scores"]["scores"] != plain["scores"]["scores"]
 
 
+def test_a_lora_is_scored_like_the_run_that_made_it(run: Path) -> None:
+    checkpoint = run / "checkpoints" / "iteration_000001"
+    base, adapter = json.loads(said("eval", run.parent / "preset.yaml", "--run", checkpoint, "--base", "--json"))[
+        "results"
+    ]
+    assert (base["name"], adapter["name"]) == ("base", "adapter")
+    assert adapter["score"] == lines_of(run)[-1]["evaluation/score"] != base["score"]
+
+
 def test_the_table_has_both_and_an_interval(run: Path) -> None:
     lines = said("eval", run, "--base").splitlines()
     assert lines[0].split() == ["base", "adapter", "difference,", "95", "%"]

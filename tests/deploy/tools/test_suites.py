@@ -99,9 +99,7 @@ def test_a_suite_that_has_another_judge_says_so_in_its_name() -> None:
     assert all(name in help_text for name in SUITES)
 
 
-def test_a_suite_evaluates_a_model_folder_and_a_lora(
-    cache: Callable[[str, str], Path], tiny_sd3: Path, tmp_path: Path
-) -> None:
+def test_a_suite_evaluates_a_model_folder(cache: Callable[[str, str], Path], tiny_sd3: Path, tmp_path: Path) -> None:
     """GenEval's aggregate: the mean over tasks of the share of correct images, four of each prompt."""
     cache("flow_grpo_geneval", "".join(json.dumps(line) + "\n" for line in GENEVAL))
     detector = "rewards.geneval.args.detector=toyworld.world.detector:ShapeDetector"
