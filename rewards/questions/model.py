@@ -1,7 +1,7 @@
 """A Qwen3-VL that answers a question about an image with one token.
 
 model = QuestionModel("Qwen/Qwen3-VL-8B-Instruct")
-model.probability(image, "Is the cat red? Answer in one word.", ["Yes", "yes"])
+(yes,) = model.probabilities(image, "Is the cat red? Answer in one word.", ["Yes", "yes"])
 """
 
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ class QuestionModel:
             require_pretrained(model, *patterns)
         require_whole(Qwen3VLForConditionalGeneration.from_pretrained, model)
 
-    def probability(self, image: np.ndarray, words: str, answers: Sequence[str]) -> float:
-        """Return the probability that the reply to `words` begins with one of these answers.
+    def probabilities(self, image: np.ndarray, words: str, *lists: Sequence[str]) -> list[float]:
+        """Return, for each list of answers, the probability that the reply to `words` begins with one of them.
 
         As in GenEval 2's release, the probabilities of the answers' first tokens are added, also of two answers that
         begin with the same token.
@@ -85,7 +85,8 @@ class QuestionModel:
                 logits_to_keep=1,
             ).logits[0, -1]
             chances = logits.float().softmax(-1)
-        return float(sum(chances[self._tokenizer.encode(answer)[0]] for answer in answers))
+        firsts = ([self._tokenizer.encode(answer)[0] for answer in answers] for answers in lists)
+        return [float(sum(chances[first] for first in tokens)) for tokens in firsts]
 
 
 def require_instruction(instruction: str, *, of: str) -> None:

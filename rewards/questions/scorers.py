@@ -71,7 +71,8 @@ class SoftTifa:
 
     def _chance(self, image: np.ndarray, question: str, answer: str) -> float:
         words = self._instruction.replace(MARK, question)
-        return self._model.probability(image, words, answers_to(question, answer))
+        (chance,) = self._model.probabilities(image, words, answers_to(question, answer))
+        return chance
 
 
 def answers_to(question: str, answer: str) -> list[str]:
@@ -117,7 +118,7 @@ class DpgQuestions:
         check_each(prompts, lambda prompt: _questions(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], two forwards for each question."""
+        """Score B images uint8 [B, H, W, 3], one forward for each question."""
         rows = []
         for image, facts in zip(images, metadata, strict=True):
             questions = _questions(facts)
@@ -127,7 +128,7 @@ class DpgQuestions:
 
     def _is_yes(self, image: np.ndarray, question: str) -> bool:
         words = self._instruction.replace(MARK, question)
-        yes, no = (self._model.probability(image, words, answers) for answers in (YES, NO))
+        yes, no = self._model.probabilities(image, words, YES, NO)
         return yes > no
 
 

@@ -115,8 +115,8 @@ def test_a_question_is_asked_as_transformers_asks_it(folder: Path, image: np.nda
     answers = ["two", "Two", " two", " Two", "2", " 2"]
     wanted = sum(float(chances[tokenizer.encode(answer)[0]]) for answer in answers)
     ours = QuestionModel(str(folder), device="cpu", dtype="float32")
-    assert ours.probability(image, WORDS, answers) == pytest.approx(wanted, rel=1e-5)
-    assert ours.probability(image[::-1].copy(), WORDS, answers) != pytest.approx(wanted, rel=1e-5)
+    assert ours.probabilities(image, WORDS, answers)[0] == pytest.approx(wanted, rel=1e-5)
+    assert ours.probabilities(image[::-1].copy(), WORDS, answers)[0] != pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_number_has_six_spellings_and_yes_has_four() -> None:
@@ -133,9 +133,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         def __init__(self, *_: object, **__: object) -> None:
             pass
 
-        def probability(self, _: np.ndarray, words: str, answers: list[str]) -> float:
+        def probabilities(self, _: np.ndarray, words: str, *lists: list[str]) -> list[float]:
             chance = next(value for start, value in chances.items() if words.startswith(start))
-            return 1 - chance if answers[0] == "No" else chance
+            return [1 - chance if answers[0] == "No" else chance for answers in lists]
 
     monkeypatch.setattr(scorers, "QuestionModel", Told)
     return chances
