@@ -43,11 +43,11 @@ def write_plots(cells: Cells, out: Path) -> list[Path]:
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
     for name, variants in FIGURES.items():
         if any(cell["variant"] in variants[1:] for cell in cells):
-            paths.append(_curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
+            paths.append(curves(cells, rewards, variants, out.with_name(f"{out.stem}_{name}.png")))
     return paths
 
 
-def _curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
+def curves(cells: Cells, rewards: Sequence[str], variants: Sequence[str], path: Path) -> Path:
     """Plot a row for each reward: held-out score over iterations and over seconds, with a band over the seeds."""
     rewards = [name for name in rewards if any(c["reward"] == name and c["variant"] in variants[1:] for c in cells)]
     figure = Figure(figsize=(13, 3.6 * len(rewards)), layout="constrained")

@@ -168,10 +168,10 @@ def known_cells(runs: Path, published: Path = PUBLISHED) -> list[dict[str, Any]]
         own = read_cell(cell, runs) if cell.folder in begun else None
         if curve := {**own, "measured": "here"} if own else older.get(cell):
             found.append(curve)
-    return list(_at_equal_pace(found))
+    return list(at_equal_pace(found))
 
 
-def _at_equal_pace(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def at_equal_pace(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Give all seeds of a variant the seconds an iteration of the quickest one, published and own ones apart."""
     paces: dict[tuple[str, ...], float] = {}
     for cell in cells:
@@ -205,19 +205,19 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
-    whole = _mean_curve(basis)
+    whole = mean_curve(basis)
     if until is not None:
         if until not in whole["iterations"]:
             return []
         whole = {name: values[: whole["iterations"].index(until) + 1] for name, values in whole.items()}
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [each for each in own if each["variant"] == cell["variant"]] for cell in own}
-    curves = {variant: _mean_curve(own_cells) for variant, own_cells in by_variant.items()}
+    curves = {variant: mean_curve(own_cells) for variant, own_cells in by_variant.items()}
     methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
     shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
     rows = []
     for variant, mean in curves.items():
-        iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
+        iterations, seconds = (arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
         rows.append(
             {
                 "variant": variant,
@@ -225,9 +225,9 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
-                f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
-                f"at_{shared_s:.0f}_s": _score_at(mean, "seconds", shared_s),
-                f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
+                f"at_iteration_{shared}": score_at(mean, "iterations", shared),
+                f"at_{shared_s:.0f}_s": score_at(mean, "seconds", shared_s),
+                f"at_{whole['seconds'][-1]:.0f}_s": score_at(mean, "seconds", whole["seconds"][-1]),
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
                 "goal_iterations": iterations,
                 "share_of_iterations": iterations and iterations / whole["iterations"][-1],
@@ -252,12 +252,12 @@ def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any
     return rows
 
 
-def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
+def score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
     """Return the curve's score at the end of the budget, or None if the curve ends before."""
     return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
 
 
-def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
+def arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
     """Return when the curve first reaches the goal, or None if it never does."""
     for index, score in enumerate(scores):
         if score >= goal:
@@ -266,7 +266,7 @@ def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> fl
     return None
 
 
-def _mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Average the seeds at the evaluations that all of them have."""
     shared = sorted(set.intersection(*(set(cell["iterations"]) for cell in cells)))
     return {

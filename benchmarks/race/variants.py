@@ -206,7 +206,13 @@ VARIANTS: Mapping[str, Variant] = {
     "elbo, EPG": Variant("elbo", ("learner.forward.loss=epg",)),
     "elbo, PAR": Variant("elbo", ("learner.forward.loss=par",)),
     "elbo, no ratio": Variant("elbo", ("learner.forward.has_ratio=false",)),
-    "stepwise_tree, NormGuard": Variant("stepwise_tree", ("learner.norm_guard=0.1",)),
+    # The first weight only shows the ratio of the norms.
+    **{
+        f"stepwise_tree, NormGuard {weight}": Variant("stepwise_tree", (f"learner.norm_guard={weight}",))
+        for weight in (1e-9, 0.03, 0.1, 0.3)
+    },
+    # What could make it unsteady: two updates with one rollout, few pairs, the last step of the walk.
+    "stepwise_tree, one update": Variant("stepwise_tree", ("learner.updates_per_iteration=1",)),
     # Credit of single steps in the forward process: the step's own advantage at its noise level.
     "diffusion_nft, step credit": Variant("diffusion_nft", STEP_CREDIT),
     "calibrated, first half": Variant("stepwise_calibrated", FIRST_HALF),
