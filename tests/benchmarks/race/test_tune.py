@@ -67,7 +67,7 @@ def test_a_cell_that_was_measured_is_not_trained_again(tmp_path: Path, monkeypat
     out = tmp_path / "tuning.json"
     for _ in range(2):
         tune.run(only=[METHOD], rungs=1, most=1, runs=tmp_path / "runs", out=out)
-    assert trained == [("geneval", 4), ("pickscore", 4), ("geneval", 6), ("pickscore", 6)], "30 s of 5 s an iteration"
+    assert trained == [("geneval", 3), ("pickscore", 3), ("geneval", 6), ("pickscore", 6)], "30 s of 5 s an iteration"
     tuning = Tuning.read(out)
     assert [cell["score"] for cell in tuning.cells] == [pytest.approx(0.6)] * 2
     assert tuning.paces == {"elbo/geneval": 5.0, "elbo/pickscore": 5.0}
