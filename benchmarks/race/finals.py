@@ -51,7 +51,7 @@ SECOND: Mapping[str, tuple[str, str]] = {
 }
 """The scorer that only watches a reward, and the name of its reading."""
 DIVERSITY = f"rewards.diversity={{scorer: diversity, sees: group, use: evaluate, {CLIP}}}"
-RATIO = "train/velocity_norm_ratio"
+RATIO = "train/velocity_norm_ratio_mean"
 
 
 def train(tuning: Tuning, cell: Cell, setting: str, runs: Path) -> None:
