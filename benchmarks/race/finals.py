@@ -63,7 +63,7 @@ def train(tuning: Tuning, cell: Cell, setting: str, runs: Path) -> None:
     every = max(1, round(SECONDS / PARTS / pace))
     watched = (SECOND[cell.reward][0], DIVERSITY, *FEWER_IMAGES.get(cell.reward, ()))
     extra = (*keys, *watched, *SETTINGS[setting])
-    folder = folder_of(setting, runs)
+    folder = folder_of(setting, runs) / tuned.folder  # another setting trains anew
     run_cell(PRESET, cell, folder, iterations=PARTS * every, seconds=0.0, every=every, extra=extra)
     note = {"setting": setting, "tuned": " ".join(tuned.keys)}
     write_whole(folder / cell.folder / "final.json", json.dumps(note) + "\n")
@@ -93,7 +93,7 @@ def read(cell: Cell, folder: Path) -> dict[str, Any] | None:
 
 
 def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    return cell["setting"], cell["reward"], cell["variant"], cell["seed"]
+    return cell["setting"], cell["reward"], cell["variant"], cell["tuned"], cell["seed"]
 
 
 def all_cells(runs: Path, published: Path) -> list[dict[str, Any]]:
@@ -102,10 +102,9 @@ def all_cells(runs: Path, published: Path) -> list[dict[str, Any]]:
     found = {key_of(cell): cell for cell in held}
     names = {Path(Cell(name, 0, "geneval").folder).parts[1]: name for name in VARIANTS}
     for setting in SETTINGS:
-        folder = folder_of(setting, runs)
-        for path in sorted(folder.glob("*/*/seed_*")):
-            reward, variant, seed = path.relative_to(folder).parts
-            if cell := read(Cell(names[variant], int(seed.removeprefix("seed_")), reward), folder):
+        for path in sorted(folder_of(setting, runs).glob("*/*/*/seed_*")):
+            reward, variant, seed = path.parts[-3:]
+            if cell := read(Cell(names[variant], int(seed.removeprefix("seed_")), reward), path.parents[2]):
                 found[key_of(cell)] = cell
     order = [list(SETTINGS), list(REWARDS), list(VARIANTS)]
     return sorted(
@@ -122,15 +121,16 @@ def deepest_fall(scores: Sequence[float]) -> float:
 
 
 def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> list[dict[str, Any]]:
-    """Return one row for each variant, the first at the goal first; means over its seeds."""
+    """Return one row for each variant and what it was tuned to, the first at the goal first; means over its seeds."""
     own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]
     rows = []
-    for variant in dict.fromkeys(cell["variant"] for cell in own):
-        seeds = [cell for cell in own if cell["variant"] == variant]
+    for variant, tuned in dict.fromkeys((cell["variant"], cell["tuned"]) for cell in own):
+        seeds = [cell for cell in own if (cell["variant"], cell["tuned"]) == (variant, tuned)]
         mean = mean_curve(seeds)
         rows.append(
             {
                 "variant": variant,
+                "tuned": tuned,
                 "seeds": len(seeds),
                 "seconds an iteration": mean["seconds"][-1] / mean["iterations"][-1],
                 "seconds to the goal": arrival(mean["seconds"], mean["scores"], REACHED[reward]),

@@ -16,7 +16,7 @@ from rewards.scorer import require_ready
 
 def written(runs: Path, cell: Cell, scores: list[float], pace: float) -> None:
     """A run folder with an evaluation after each two iterations."""
-    folder = folder_of("tuned", runs) / cell.folder
+    folder = folder_of("tuned", runs) / "0.002_0.7" / cell.folder
     folder.mkdir(parents=True)
     lines = [{"iteration": at, "seconds/iteration": pace, RATIO: 1.01} for at in range(1, 2 * len(scores) - 1)]
     for number, score in enumerate(scores):
