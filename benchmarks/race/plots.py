@@ -12,10 +12,6 @@ from matplotlib.figure import Figure
 Cells = Sequence[Mapping[str, Any]]
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
-    "methods": (
-        "flow_grpo", "stepwise_calibrated", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "tp_grpo_plain",
-        "flow_grpo_fast", "dance_grpo", "mix_grpo", "temp_flow", "step_weights", "diffusion_nft", "awm",
-    ),
     "clock": (
         "flow_grpo", "flow_grpo_fast", "stepwise_calibrated", "stepwise_fast, tiny", "stepwise_fast", "stepwise_tree",
         "diffusion_nft", "awm",
@@ -28,10 +24,6 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     "trees": (
         "flow_grpo", "flow_grpo_fast", "stepwise_fast", "diffusion_nft", "stepwise_tree", "stepwise_tree, groups of 32",
         "stepwise_tree, spread", "stepwise_tree, per step, short tail",
-    ),
-    "families": (
-        "flow_grpo", "flow_grpo_fast", "stepwise_fast", "stepwise_calibrated", "diffusion_nft",
-        "diffusion_nft, step credit", "dgpo", "grpo_guard", "flow_dppo", "e_grpo", "granular_grpo", "branch_grpo",
     ),
 }  # fmt: skip
 """Variants of each figure, the baseline first; variants without a cell are left out."""

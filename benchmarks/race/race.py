@@ -3,7 +3,7 @@
     python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
     python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
     python -m benchmarks.race.race report                                # JSON, plots and tables of all cells
-    python -m benchmarks.race.race report --published docs/results/race_families.json   # of another race
+    python -m benchmarks.race.race report --published docs/results/race_graded.json   # of another race
 
 `report` joins the cells of the run folders with the published ones, `docs/results/race_tree.json`; an own cell replaces
 the published cell of the same variant, seed and reward. `report --out docs/results/race_tree.json` publishes own cells.

@@ -95,8 +95,8 @@ def test_all_seeds_of_a_variant_count_the_seconds_of_the_quickest(tmp_path: Path
 def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path: Path) -> None:
     for seed, end in ((0, 0.6), (1, 0.7)):
         written(tmp_path / Cell("flow_grpo", seed, "geneval").folder, [2.0] * 4, {0: 0.4, 2: 0.5, 4: end})
-    written(tmp_path / Cell("stepwise", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
-    kept = (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise", 0))
+    written(tmp_path / Cell("stepwise_fast", 0, "geneval").folder, [3.0] * 4, {0: 0.4, 2: 0.66, 4: 0.8})
+    kept = (("flow_grpo", 0), ("flow_grpo", 1), ("stepwise_fast", 0))
     cells = found(tmp_path, *(Cell(name, seed, "geneval") for name, seed in kept))
     basis, stepwise = summarise(cells, "geneval")
     assert basis["goal"] == stepwise["goal"] == pytest.approx(0.65)
@@ -117,7 +117,7 @@ def test_arrival_is_where_the_mean_curve_crosses_flow_grpo_s_end_score(tmp_path:
     assert (basis["at_8_s"], stepwise["at_8_s"]) == (pytest.approx(0.65), pytest.approx(0.66 + 0.14 / 3))
     assert read_cell(Cell("tp_grpo", 0, "geneval"), tmp_path) is None
     paths = write_plots(cells, tmp_path / "race.json")
-    assert {path.name for path in paths} >= {"race_methods.png"}
+    assert {path.name for path in paths} == {f"race_{name}.png" for name in FIGURES}
 
 
 def test_equal_seconds_are_those_that_every_method_has(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Pa
     assert summarise(cells, "geneval")[0]["measured"] == "here and published"
 
 
-@pytest.mark.parametrize("file", ["race_tree.json", "race_pickscore.json", "race_windows.json"])
+@pytest.mark.parametrize("file", ["race_tree.json", "race_graded.json", "race_windows.json"])
 def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert not RUNS.exists()
