@@ -345,11 +345,16 @@ class RewardPools(Mixture):
         )
 
     async def _prepare(self, name: str, member: Member) -> None:
-        """Load the scorer, and compare the facts that decide its bits with the first actor's of the reward."""
+        """Load the scorer, and compare the facts that decide its bits with those of the reward's other actors.
+
+        Whether torch is loaded may depend on how a process began, so only facts that both name are compared.
+        """
         self._nodes.joined(member.handle, member.node_id)
         facts: dict[str, str] = await answer(member.handle.prepare.remote(), timeout_s=self._role.timeout_s)
-        first = self._facts.setdefault(name, facts)
-        require_same_facts(first, facts, joining=f"one on node {member.node}", role=f"actors of reward {name}")
+        known = self._facts.setdefault(name, {})
+        shared = {fact: value for fact, value in known.items() if fact in facts}
+        require_same_facts(shared, facts, joining=f"one on node {member.node}", role=f"actors of reward {name}")
+        known.update(facts)
 
 
 def for_actors(reward: RewardConfig, config: RunConfig) -> tuple[RewardConfig, dict[str, Any]]:
