@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clock import cpu_clock
-from benchmarks.race.plots import curves
+from benchmarks.race.plots import write_plot
 from benchmarks.race.race import Cell, arrival, mean_curve, read_cell, rounded, run_cell, score_at
 from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, PRESET, Tuning, measure_pace
 from benchmarks.race.tune import RUNS as TUNING_RUNS
@@ -202,8 +202,7 @@ def report(
                 Console(width=220).print(table)
     own = [cell for cell in cells if cell["setting"] == "tuned" and cell["variant"] in KNOBS]
     if own:
-        rewards = list(dict.fromkeys(cell["reward"] for cell in own))
-        typer.echo(curves(own, rewards, list(KNOBS), out.with_suffix(".png")))
+        write_plot(own, out.with_suffix(".png"), list(KNOBS))
 
 
 if __name__ == "__main__":
