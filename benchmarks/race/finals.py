@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.clock import cpu_clock
 from benchmarks.race.plots import write_plot
-from benchmarks.race.race import Cell, arrival, mean_curve, read_cell, rounded, run_cell, score_at
+from benchmarks.race.race import Cell, arrival, deepest_fall, mean_curve, read_cell, rounded, run_cell, score_at
 from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, PRESET, Tuning, measure_pace
 from benchmarks.race.tune import RUNS as TUNING_RUNS
 from benchmarks.race.variants import REWARDS, VARIANTS
@@ -115,11 +115,6 @@ def all_cells(runs: Path, published: Path) -> list[dict[str, Any]]:
 ORDER = ("setting", "reward", "variant")
 
 
-def deepest_fall(scores: Sequence[float]) -> float:
-    """Return how far a curve falls at most below what it had reached."""
-    return max(max(scores[: at + 1]) - score for at, score in enumerate(scores))
-
-
 def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> list[dict[str, Any]]:
     """Return one row for each variant and what it was tuned to, the first at the goal first; means over its seeds."""
     own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]
@@ -139,7 +134,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
                 "end": mean["scores"][-1],
                 "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),
                 "diversity": statistics.fmean(cell["diversity"][-1] for cell in seeds),
-                "deepest fall": max(deepest_fall(cell["scores"]) for cell in seeds),
+                "deepest fall": statistics.fmean(deepest_fall(cell["scores"]) for cell in seeds),
                 "velocity norm": seeds[0]["velocity_norm_ratio"],
             }
         )

@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -225,6 +226,7 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
+                "deepest_fall": statistics.fmean(deepest_fall(each["scores"]) for each in by_variant[variant]),
                 f"at_iteration_{shared}": score_at(mean, "iterations", shared),
                 f"at_{shared_s:.0f}_s": score_at(mean, "seconds", shared_s),
                 f"at_{whole['seconds'][-1]:.0f}_s": score_at(mean, "seconds", whole["seconds"][-1]),
@@ -236,6 +238,11 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
             }
         )
     return [row | {"goal": goal} for row in rows]
+
+
+def deepest_fall(scores: Sequence[float]) -> float:
+    """Return how far a curve falls at most below what it had reached."""
+    return max(peak - score for peak, score in zip(accumulate(scores, max), scores, strict=True))
 
 
 def score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
