@@ -49,6 +49,8 @@ class Family:
     """Whether its text encoder reads the condition images too; its processor then has a processor of images."""
     has_chat: bool = False
     """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
+    block_lists: tuple[str, ...] = ("transformer_blocks",)
+    """The transformer's lists of blocks, in the order in which they run."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""
@@ -87,6 +89,7 @@ FLUX = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    block_lists=("transformer_blocks", "single_transformer_blocks"),
 )
 FLUX_KONTEXT = replace(
     FLUX,
@@ -106,6 +109,7 @@ FLUX2_KLEIN = Family(
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
     most_conditions=MOST_CONDITIONS,
     has_chat=True,
+    block_lists=("transformer_blocks", "single_transformer_blocks"),
 )
 QWEN_IMAGE = Family(
     name="qwen_image",
@@ -168,6 +172,7 @@ Z_IMAGE = Family(
         "feed_forward.w3",
     ),
     has_chat=True,
+    block_lists=("layers",),
 )
 FAMILIES = {
     family.pipeline: family
