@@ -29,7 +29,7 @@ from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
-from flow.device import computing_facts, library_facts, take_device
+from flow.device import computing_facts, further_devices, library_facts, take_device
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
 from learner.update.workers import P, Result, Work, update
@@ -62,8 +62,9 @@ class LearnerWorker(Alive):
 
     def prepare(self) -> dict[str, str]:
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
-        device = take_device(self._config.cluster.learner)
-        self._learner = Learner(self._config, device=device, fetch=self._fetch)
+        role = self._config.cluster.learner
+        device = take_device(role)
+        self._learner = Learner(self._config, device=device, further=further_devices(role), fetch=self._fetch)
         return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
@@ -337,7 +338,6 @@ class LearnerGroup:
         raise LearnerFailedError(f"learner worker {member.slot} failed: {reason}") from error
 
     def stop(self) -> None:
-        """End every worker."""
         self._starts.stop()
         self._ended_s = self.busy_s
         for worker in (*self._workers, *self._joining):
@@ -359,7 +359,6 @@ class LearnerGroup:
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every worker."""
         return [member.status(self.name) for member in self.members]
 
     @property

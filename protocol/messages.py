@@ -34,6 +34,20 @@ class Detection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """An image that a prompt edits or refers to. `protocol.ground.pictures` makes it and reads its pixels."""
+
+    path: str
+    """Absolute; every node sees the file there."""
+    sha256: str
+    """Of the file."""
+
+
+Asked = tuple[str, tuple[Condition, ...]]
+"""What is encoded together: a prompt's text, or its negative one, and its condition images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One line of a prompt file; `index` is its line, counted from 0."""
 
@@ -41,6 +55,7 @@ class Prompt:
     text: str
     negative: str = ""
     metadata: Metadata = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,20 +5,29 @@
 | a JSON object with `prompt` on each line | its text, `negative_prompt`, metadata in other keys (as in GenEval) |
 | anything else                            | a prompt; words that the image must show are in double quotes       |
 
+A JSON line may name the images that it edits: one path under `image` or a list under `images`, each from the prompt
+file's folder.
+
 The first line that is not blank decides the format; a file whose name ends in `.jsonl` is always JSON. A line in the
 other format is an error that names the line's number, and so is a table or one JSON document over the whole file.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
+from protocol.ground.pictures import condition_of
 from protocol.ground.resources import resolve
-from protocol.messages import Prompt
+from protocol.messages import Condition, Prompt
+
+IMAGES = "image", "images"
+"""Keys of a line that name condition images."""
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
@@ -98,7 +107,15 @@ def _read(path: Path, negative: str) -> list[Prompt]:
     numbered = [(index, line.strip()) for index, line in enumerate(lines) if line.strip()]
     is_json = path.suffix == ".jsonl" or any(_is_object(line) for _, line in numbered[:1])
     read_line = _json_line if is_json else _text_line
-    return [read_line(line, index, f"{path}:{index + 1}", negative) for index, line in numbered]
+
+    def read(numbered: tuple[int, str]) -> Prompt:
+        index, line = numbered
+        return read_line(line, index, path, negative)
+
+    if not any('"image' in line for _, line in numbered):
+        return [read(each) for each in numbered]
+    with ThreadPoolExecutor() as threads:  # decoding images takes most of the time
+        return list(threads.map(read, numbered))
 
 
 def _require_lines(path: Path, lines: list[str]) -> None:
@@ -132,7 +149,8 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _text_line(line: str, index: int, where: str, negative: str) -> Prompt:
+def _text_line(line: str, index: int, path: Path, negative: str) -> Prompt:
+    where = f"{path}:{index + 1}"
     if _is_object(line):
         raise PromptError(f"{where}: a line of a text file must be a prompt, got the JSON object {line[:60]!r}")
     if "\0" in line:
@@ -140,7 +158,8 @@ def _text_line(line: str, index: int, where: str, negative: str) -> Prompt:
     return Prompt(index=index, text=line, negative=negative)
 
 
-def _json_line(line: str, index: int, where: str, negative: str) -> Prompt:
+def _json_line(line: str, index: int, path: Path, negative: str) -> Prompt:
+    where = f"{path}:{index + 1}"
     try:
         fields: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -152,5 +171,36 @@ def _json_line(line: str, index: int, where: str, negative: str) -> Prompt:
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     require_unicode(json.dumps(fields, ensure_ascii=False), f"{where}: a line")
-    metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt")}
-    return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata)
+    metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt", *IMAGES)}
+    try:
+        conditions = tuple(_condition(path, name) for name in _images(fields))
+    except PromptError as error:
+        raise PromptError(f"{where}: {error}") from None
+    return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata, conditions=conditions)
+
+
+def _images(fields: Mapping[str, Any]) -> Sequence[str]:
+    given = [fields[key] for key in IMAGES if fields.get(key) is not None]
+    names = given[0] if given and isinstance(given[0], list) else given
+    if len(given) > 1 or [] in given or not all(isinstance(name, str) and name for name in names):
+        raise PromptError(f"`image` must be a path, or `images` a list of paths, got {given}")
+    return names
+
+
+def _condition(prompts: Path, name: str) -> Condition:
+    """Check an image that a line names; it is checked once in a process, which may read its prompt file often."""
+    if "://" in name:
+        raise PromptError(
+            f"an image must be a file, got {name}: fetch it by `flowcredit prompts {prompts} --out FILE.jsonl`"
+        )
+    path = (prompts.parent / name).absolute()
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return condition_of(path)
+    return _checked(path, found.st_size, found.st_mtime_ns)
+
+
+@cache
+def _checked(path: Path, size: int, changed_ns: int) -> Condition:  # noqa: ARG001  an image that changes is read again
+    return condition_of(path)

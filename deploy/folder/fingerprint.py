@@ -18,6 +18,7 @@ from protocol.config.run import RunConfig
 from protocol.ground.files import sha256_of
 from protocol.ground.import_path import file_of
 from protocol.ground.resources import resolve
+from protocol.prompts import read_prompts
 
 CODE_KEY, COMMIT_KEY = "code", "commit"
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
@@ -28,7 +29,8 @@ MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Compute the sha256 of prompt files, files of scorers and own functions, and each file of the model's folders.
+    """Compute the sha256 of prompt files, of all their images together, of files of scorers and own functions, and of
+    each file of the model's folders.
 
     These are the model's own, that of a tiny decoder and that of a LoRA to start from. What is not a file or folder on
     this machine is left out; the revisions of what is on the hub are part of the config.
@@ -39,6 +41,10 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     lora = resolve(config.model.lora.start) if config.model.lora.start else None
     files = (prompts | own | {"model.lora.start": lora}).items()
     digests = {name: file_digest(path) for name, path in files if path and path.is_file()}
+    for name, path in prompts.items():
+        read = read_prompts(config.data, getattr(config.data, name.removeprefix("data."))) if path.is_file() else []
+        if images := [each.sha256 for prompt in read for each in prompt.conditions]:
+            digests[f"{name} images"] = hashlib.sha256("".join(images).encode()).hexdigest()
     tiny = resolve(config.model.tiny_decoder) if config.model.tiny_decoder else None
     folders = {"model.path": resolve(config.model.path), "model.tiny_decoder": tiny, "model.lora.start": lora}
     for key, folder in folders.items():

@@ -19,7 +19,7 @@ import numpy as np
 
 from actors.pool.usage import usage
 from deploy.run.unfinished import leave
-from flow.device import KERNELS, computing, device_of, torch_threads
+from flow.device import KERNELS, computing, device_of, further_devices, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
@@ -32,7 +32,6 @@ from protocol.messages import (
     Excerpt,
     GenerateRequest,
     LearnerState,
-    Metadata,
     Prompt,
     Receipt,
     ScoredGroup,
@@ -43,7 +42,7 @@ from protocol.messages import (
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
-from rewards.scorer import CheckedScorer, scorer_of
+from rewards.scorer import CheckedScorer, score_prompts, scorer_of
 from rewards.scores import Mixture, Tally, groups_of, joined, settle
 
 Result = TypeVar("Result")
@@ -74,7 +73,9 @@ class LocalFleet(Mixture):
     async def start(self) -> None:
         """Load the model for rollouts, load it again for the learner, and build the scorers."""
         role = self._config.cluster.rollout
-        self._rollout = await self._run("rollout", lambda: RolloutPolicy(self._config, device=device_of(role)))
+        self._rollout = await self._run(
+            "rollout", lambda: RolloutPolicy(self._config, device=device_of(role), further=further_devices(role))
+        )
         if self._has_learner:
             await self.restart_learner()
         self._scorers = {
@@ -84,7 +85,9 @@ class LocalFleet(Mixture):
 
     async def restart_learner(self) -> None:
         role = self._config.cluster.learner
-        self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
+        self._learner = await self._run(
+            "learner", lambda: Learner(self._config, device=device_of(role), further=further_devices(role))
+        )
 
     def stop(self) -> None:
         """Start no other computation, and wait up to `STOP_S` seconds for the one in progress."""
@@ -200,8 +203,7 @@ class LocalFleet(Mixture):
         self,
         names: Collection[str],
         images: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
+        prompts: Sequence[Prompt],
         group: int | None,
     ) -> dict[str, Scores]:
         """Score once with each scorer; where `pause` would wait, the run ends: no process could replace the scorer."""
@@ -209,14 +211,14 @@ class LocalFleet(Mixture):
         for name in names:
             config = self._config.rewards[name].model_copy(update={"tries": 1})
             cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
-            own = deepcopy(metadata)  # as in a process of its own: what a scorer changes there, no other call sees
+            own = deepcopy(list(prompts))  # as in a process of its own: what a scorer changes there, no other call sees
 
             def score(
                 scorer: CheckedScorer = self._scorers[name],
                 cuts: Sequence[slice] = cuts,
-                own: Sequence[Metadata] = own,
+                own: Sequence[Prompt] = own,
             ) -> Scores:
-                return joined([scorer.score(images[cut], prompts[cut], own[cut]) for cut in cuts])
+                return joined([score_prompts(scorer, images[cut], own[cut]) for cut in cuts])
 
             scores = await self._run(f"reward/{name}", score)
             if config.on_failure == "pause" and not scores.valid.any():

@@ -27,7 +27,7 @@ from flow.rollout import rollout_shard
 from learner.credit.step_weights import step_weights
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
-from protocol.messages import Prompt, ShardRequest
+from protocol.messages import Condition, Prompt, ShardRequest
 
 GIB = 2**30
 CONTEXT = int(0.8 * GIB)
@@ -35,6 +35,16 @@ CONTEXT = int(0.8 * GIB)
 
 KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "running mean")
 """Kinds of memory that stay on the GPU with `cluster.offload`."""
+OF_BLOCKS = (
+    "transformer",
+    "adapter",
+    "optimizer",
+    "adapter old",
+    "running mean",
+    "state before the update",
+    "gradients of its lanes",
+)
+"""Kinds of memory that several GPUs of an actor share about equally."""
 SMALL = 64
 """Numbers in a latent of the stand-in for the model."""
 
@@ -107,11 +117,12 @@ class Estimate:
         yield f"the adapter (LoRA) has {self.trained / 1e6:.2f} million numbers to train"
 
 
-def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
+def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS, conditions: int = 0) -> Estimate:
     """Estimate the cost of a config; only the config files of its model are read.
 
     Args:
         prompts: number of prompts of the run; each model process keeps embeddings of at most `KEPT_PROMPTS` of them.
+        conditions: most condition images of a prompt, if more than the model needs; they count as squares.
 
     Returns:
         Counts, and memory in bytes.
@@ -122,6 +133,7 @@ def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
     """
     fake = FakeTensorMode()
     backbone = hollow_backbone(config.model, within=fake)
+    backbone.example_conditions = max(conditions, backbone.example_conditions)
     with fake:
         encoders = [] if config.model.embedding_cache else list(hollow_encoders(config.model))
     return estimate_of(config, backbone, encoders, adapter_config(config.model), fake=fake, prompts=prompts)
@@ -198,6 +210,8 @@ def estimate_of(
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }
+    rollout = on_the_first(rollout, config.cluster.rollout.gpus)
+    learner = on_the_first(learner, config.cluster.learner.gpus)
     shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
     return Estimate(
         evaluations=counts,
@@ -254,6 +268,16 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
         return sum(whole)
     resting = [sum(side.get(part, 0) for part in KEPT) for side in (rollout, learner)]
     return max(whole[0] + resting[1], whole[1] + resting[0])
+
+
+def on_the_first(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
+    """Return the memory of the first of several GPUs, at most: its share of what lies in the blocks, and all else.
+
+    Args:
+        parts: bytes of an actor by part.
+        gpus: of the actor; up to 1 it has one.
+    """
+    return {part: size // max(1, int(gpus)) if part in OF_BLOCKS else size for part, size in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -418,9 +442,9 @@ class Counter:
         del height, width
         return self
 
-    def encode(self, text: str) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
         """Return an empty conditioning."""
-        del text
+        del text, conditions
         return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})
 
     def velocity(

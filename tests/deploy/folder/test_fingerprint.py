@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from deploy.folder import fingerprint
 from deploy.folder.fingerprint import (
@@ -124,3 +125,13 @@ def test_the_commit_is_that_of_the_checkout_and_says_whether_it_was_changed(tmp_
     assert len(commit) == 12
     (tmp_path / "file").write_text("2")
     assert git_commit.__wrapped__() == f"{commit}, changed"
+
+
+def test_the_condition_images_of_prompts_are_inputs_too(config, tmp_path):
+    assert "data.train images" not in input_digests(config)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "train.txt").write_text('{"prompt": "b", "image": "a.png"}\n')
+    open_run_folder(tmp_path / "run", config).close()
+    Image.new("RGB", (8, 16)).save(tmp_path / "a.png")
+    with pytest.raises(RunFolderError, match=r"other contents: data.train images \(there"):
+        open_run_folder(tmp_path / "run", config)
