@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
-from diffusers.pipelines.flux.pipeline_flux_kontext import FluxKontextPipeline
 from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from benchmarks.pretraining.text_encoders import WIDTH as TEXT_WIDTH
 from benchmarks.pretraining.text_encoders import config_of, token_ids
 from benchmarks.pretraining.training import WeightAverage, run_stage
 from benchmarks.pretraining.transformer import AVERAGE_DECAY, PEAK_RATE, flow_matching_loss, rate
+from flow.models.backbones.flux import PACK, pack, unpack
 from toyworld.world.edits import words
 
 BATCH = 64
@@ -61,8 +61,8 @@ class Editor(nn.Module):
             ids: token ids of the instructions, for CLIP and for T5.
             condition: latents of the image to edit.
         """
-        count, _, height, width = latents.shape
-        tokens = [_packed(each) for each in (latents, condition)]
+        height, width = latents.shape[-2:]
+        tokens = [pack(each) for each in (latents, condition)]
         positions = _positions(height, width)
         predicted = self.transformer(
             hidden_states=torch.cat(tokens, dim=1),
@@ -73,7 +73,7 @@ class Editor(nn.Module):
             txt_ids=torch.zeros(ids[1].shape[1], 3),
             return_dict=False,
         )[0]
-        return FluxKontextPipeline._unpack_latents(predicted[:, : tokens[0].shape[1]], height, width, 1)  # noqa: SLF001
+        return unpack(predicted[:, : tokens[0].shape[1]], height=height, width=width)
 
 
 def build(seed: int) -> Editor:
@@ -81,7 +81,7 @@ def build(seed: int) -> Editor:
     torch.manual_seed(seed)
     transformer = FluxTransformer2DModel(
         patch_size=1,
-        in_channels=4 * LATENT_CHANNELS,
+        in_channels=PACK**2 * LATENT_CHANNELS,
         num_layers=DOUBLE_BLOCKS,
         num_single_layers=SINGLE_BLOCKS,
         attention_head_dim=WIDTH // HEADS,
@@ -184,10 +184,6 @@ def _start_as_identity(transformer: FluxTransformer2DModel) -> None:
         nn.init.zeros_(layer.bias)
 
 
-def _packed(latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B tokens channels"]:
-    return FluxKontextPipeline._pack_latents(latents, *latents.shape)  # noqa: SLF001
-
-
 def _positions(height: int, width: int) -> Float[Tensor, "tokens 3"]:
-    rows, columns = torch.meshgrid(torch.arange(height // 2), torch.arange(width // 2), indexing="ij")
+    rows, columns = torch.meshgrid(torch.arange(height // PACK), torch.arange(width // PACK), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).view(-1, 3).float()

@@ -81,7 +81,7 @@ class Edit:
         Raises:
             PromptError: the metadata are those of no edit.
         """
-        given = {name: metadata.get(name) for name in ("tag", "class", "color", "side", "to")}
+        given: dict[str, Any] = {name: metadata.get(name) for name in ("tag", "class", "color", "side", "to")}
         read = cls(kind=given["tag"], label=given["class"], color=given["color"], side=given["side"], to=given["to"])
         if read.kind not in KINDS or read not in facts(read.kind):
             raise PromptError(f"the metadata of an edit must be one of the toy world's, got {given}")
@@ -191,7 +191,7 @@ def lines(split: str) -> list[tuple[dict[str, Any], Example]]:
             name = f"edit_images/{split}_{len(found):03d}"
             line = {**edit.metadata(), "image": f"{name}.png", "prompt": edit.instruction(phrase)}
             if split == "heldout":
-                line["wanted"] = f"{name}_wanted.png"
+                line["wanted_image"] = f"{name}_wanted.png"
             found.append((line, draw_example(edit, rng)))
     return found
 
@@ -211,7 +211,7 @@ def main() -> None:
     for split in PER_KIND:
         made = lines(split)
         for line, example in made:
-            for key, scene in (("image", example.before), ("wanted", example.wanted)):
+            for key, scene in (("image", example.before), ("wanted_image", example.wanted)):
                 if key in line:
                     Image.fromarray(render(scene)).save(FOLDER / line[key], optimize=True)
         path = FOLDER / f"edit_{split}.jsonl"
