@@ -17,7 +17,6 @@ from protocol.messages import (
     Excerpt,
     GenerateRequest,
     LearnerState,
-    Metadata,
     Prompt,
     Receipt,
     Rollout,
@@ -70,19 +69,19 @@ class RolloutSource(Protocol):
 class RewardSource(Protocol):
     """Scores images. Every call ends in scores; a missing score has a reason."""
 
-    async def score_for_training(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_training(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Score images with every scorer that trains and mix the answers.
+
+        Args:
+            images: B images.
+            prompts: the prompt of each.
 
         Returns:
             Scores of B images: the mixture as `values`, each scorer's own readings as `components`.
         """
         ...
 
-    async def score_for_evaluation(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_evaluation(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Score as for training, and add the readings of the scorers that only evaluate to `components`.
 
         Scorers that train and compare a group are left out; if they only evaluate, they compare the images of a prompt.

@@ -31,11 +31,12 @@ class Facts(NamedTuple):
     low: float
     high: float
     sees: Literal["image", "group"]
+    takes_conditions: bool = False
 
     @classmethod
     def of(cls, scorer: CheckedScorer) -> "Facts":
         """Return the facts of a scorer."""
-        return cls(scorer.low, scorer.high, scorer.sees)
+        return cls(scorer.low, scorer.high, scorer.sees, scorer.takes_conditions)
 
 
 class Place(Protocol):

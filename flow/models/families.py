@@ -4,7 +4,7 @@ A new family is an entry here and one file that implements `flow.models.contract
 module does not import torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.config.model import LoraConfig
 
@@ -40,6 +40,9 @@ class Family:
     targets: tuple[str, ...]
     """Default names of the modules that receive the LoRA, from the same source."""
 
+    least_conditions: int = 0
+    most_conditions: int = 0
+    """Condition images that a prompt must have, and may have."""
     has_chat: bool = False
     """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
 
@@ -80,6 +83,14 @@ FLUX = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+)
+FLUX_KONTEXT = replace(
+    FLUX,
+    name="flux_kontext",
+    pipeline="FluxKontextPipeline",
+    backbone="flow.models.backbones.flux:FluxKontext",
+    least_conditions=1,
+    most_conditions=1,
 )
 FLUX2_KLEIN = Family(
     name="flux2_klein",
@@ -136,5 +147,7 @@ Z_IMAGE = Family(
     ),
     has_chat=True,
 )
-FAMILIES = {family.pipeline: family for family in (SD3, FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)}
+FAMILIES = {
+    family.pipeline: family for family in (SD3, FLUX, FLUX_KONTEXT, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)
+}
 """The families by their pipeline class in `model_index.json`."""

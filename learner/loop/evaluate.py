@@ -98,9 +98,7 @@ async def evaluate(
         )
         receipt, handle = await ports.rollouts.generate(request)
         receipt.require_adapter_of(request)
-        scores = await ports.rewards.score_for_evaluation(
-            handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch]
-        )
+        scores = await ports.rewards.score_for_evaluation(handle, request.prompts)
         here = [index for index in shown if start <= index < start + len(batch)]
         images = await ports.rollouts.fetch(handle) if here or watch else None
         if watch and images is not None:

@@ -100,6 +100,15 @@ def test_equal_actors_start(tiny_config: Callable[..., RunConfig], machines: Cal
     assert asyncio.run(started(config, role, machines())) == 2
 
 
+@pytest.mark.parametrize("others", [({}, {"CPU": "AVX512"}), ({"CPU": "AVX512"}, {}), ({}, {})])
+def test_reward_actors_may_differ_in_whether_their_process_has_loaded_torch(
+    tiny_config: Callable[..., RunConfig], machines: Callable[..., Any], others: tuple[dict[str, str], ...]
+) -> None:
+    """A fork of a warm process has loaded it, a new process has not; a scorer without torch runs in both."""
+    config = tiny_config(rewards=TWO_ACTORS)
+    assert asyncio.run(started(config, "reward", Machines(*[{"code": "1"} | other for other in others]))) == 2
+
+
 async def started(config: RunConfig, role: str, machines: Any) -> int:
     """Start two actors of a role; how many are ready."""
     nodes = NodeFailures(within_s=60)

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flow.models.backbones.flux import PACK, PackedBackbone, pack, unpack
+from flow.models.backbones.flux import PackedBackbone, pack, unpack
 from flow.models.contract import EMBEDS, Conditioning, fitted
 from flow.models.families import QWEN_IMAGE
+from flow.models.located import PACK
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 

@@ -8,6 +8,7 @@ each node but the head in each layout; each run ends with the bits of an undistu
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tests.lab.faults.lab import Lab, Machine, until
 from tests.support.runs.scene import Story
 
 FULL = ("cluster.rollout_actors=3", "cluster.learner.workers=2")
+ACTORS = 6
 LAYOUTS = {
     "RL-RL-RW": ("cluster.rollout.placement=spread",),
     "RR-RL-LW": ("cluster.rollout.placement=pack", "cluster.learner.placement=spread"),
@@ -66,6 +68,7 @@ def lose(cluster: Cluster, fault: str, layout: str, expected: Story, *, number: 
     run = f"full-{fault}-{layout}-{'' if number is None else number}".lower().rstrip("-")
     job = cluster.submit(run, *FULL, *LAYOUTS[layout], held_after=1)
     job.wait_for_iteration(1)
+    until(lambda: sum(map(len, _held(cluster, run).values())) == ACTORS, f"the status of {run} names all actors")
     held = _held(cluster, run)
     node = (
         cluster.nodes[number] if number is not None else max(cluster.nodes, key=lambda node: held[node.name].count("L"))
@@ -136,6 +139,7 @@ def main() -> None:
                 try:
                     _say(lose(cluster, fault, layout, expected, number=number).row())
                 except AssertionError as error:
+                    print(error, file=sys.stderr, flush=True)  # noqa: T201
                     _say(f"| {fault} | {layout} without {cluster.nodes[number].name} | | {one_line(error)} |")
         finally:
             cluster.stop()

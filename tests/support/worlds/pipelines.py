@@ -14,7 +14,7 @@ from transformers import Qwen2Tokenizer
 from flow.models.backbones.flux import pack, unpack
 from flow.models.families import QWEN_IMAGE_21
 from flow.models.parts import text_arguments
-from tests.support.worlds.tiny_models import frozen, write_flux, write_sd35
+from tests.support.worlds.tiny_models import frozen, write_flux, write_kontext, write_sd35
 from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
 
 Guided = Callable[[Any, float, str, int], dict[str, Any]]
@@ -170,3 +170,16 @@ SIDES = {
     ),
 }
 """By family."""
+
+
+class KontextSide(Side):
+    """Its pipeline scales the image that it makes to an area, and T5 encodes at most 512 tokens."""
+
+    def options(self, height: int, width: int, tokens: int) -> dict[str, Any]:
+        return {**super().options(height, width, tokens), "max_area": height * width}
+
+
+EDITING = {
+    "flux_kontext": KontextSide(write=write_kontext, tokens=6, shape=(4, 8, 8), guided=_true_cfg, is_packed=True),
+}
+"""By family of those that edit."""

@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -93,8 +94,15 @@ def _write_sd3(
     return folder
 
 
-def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
-    """FLUX.1-dev's shape, or schnell's: 4x2x2 latents a token, one double and one single block, any size."""
+def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeline, levels: int = 2) -> Path:
+    """FLUX.1-dev's shape, or schnell's: 4x2x2 latents a token, one double and one single block, any size.
+
+    Args:
+        folder: receives the pipeline.
+        is_schnell: whether the transformer lacks embedded guidance.
+        kind: class of the pipeline.
+        levels: of the VAE, each of which but the first halves the image.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(40)
         transformer = FluxTransformer2DModel(
@@ -111,10 +119,10 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         )
         tokenizer, t5_tokenizer = clip_tokenizer(), _t5_tokenizer()
         shift = {"shift": 1.0} if is_schnell else {"shift": 3.0, "use_dynamic_shifting": True}
-        pipeline = FluxPipeline(
+        pipeline = kind(
             transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(**shift),
-            vae=autoencoder(4, LATENTS),
+            vae=autoencoder(4, LATENTS, levels),
             text_encoder=CLIPTextModel(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=_t5(t5_tokenizer),
@@ -122,6 +130,11 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def write_kontext(folder: Path, *, levels: int = 2) -> Path:
+    """FLUX.1-Kontext-dev's shape: that of FLUX.1-dev."""
+    return write_flux(folder, kind=FluxKontextPipeline, levels=levels)
 
 
 def clip_tokenizer() -> Any:
@@ -156,12 +169,12 @@ def _t5(tokenizer: Any) -> T5EncoderModel:
     return randomised(T5EncoderModel(config)).eval()
 
 
-def autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
+def autoencoder(channels: int, latents: Mapping[str, float], levels: int = 2) -> AutoencoderKL:
     return AutoencoderKL(
         latent_channels=channels,
-        block_out_channels=(4, 4),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(4,) * levels,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
         norm_num_groups=2,
         sample_size=16,
         **latents,
