@@ -142,7 +142,7 @@ def test_pairs_come_from_their_seed_and_half_of_them_are_wrong_in_one_way_or_two
 
 def test_every_word_is_one_token_for_both_encoders_and_the_longest_instruction_fits() -> None:
     longest = "replace the triangle by a square"
-    clip, t5 = editor.both_ids([longest, "set a yellow triangle on the right"])
+    _, t5 = editor.both_ids([longest, "set a yellow triangle on the right"])
     assert t5.shape == (2, editor.MAX_SEQUENCE_LENGTH)
     assert (t5 != 0).sum(1).tolist() == [7, 8]
     built = editor.t5_tokenizer()
