@@ -3,8 +3,9 @@
     python -m benchmarks.toy.demo_gain --seeds 5
     python -m benchmarks.toy.demo_gain --preset toy_edit --local --seeds 3
 
-Each seed is a whole `flowcredit train PRESET seed=N` in its own folder; its minutes include the start of Ray. An existing
-run is continued, or only read if it is finished. With `--local` a run is one process, whose CPU seconds are exact.
+Each seed is a whole `flowcredit train PRESET seed=N` in its own folder; its minutes include the start of Ray. An
+existing run is continued, or only read if it is finished. With `--local` a run is one process, whose CPU seconds are
+exact.
 """
 
 import resource
