@@ -52,7 +52,7 @@ class Conditioning:
 
     def given(self, conditions: Sequence[Float[Tensor, "B C h w"]]) -> "Conditioning":
         """Return the same rows with the latents of condition images."""
-        named = {f"{CONDITION}{number:02d}": each for number, each in enumerate(conditions)}
+        named = {f"{CONDITION}{number:02d}": each.contiguous() for number, each in enumerate(conditions)}
         return Conditioning({**self.tensors, **named}, self.lengths)
 
     def rows(self, piece: slice) -> "Conditioning":

@@ -108,7 +108,9 @@ class Embeddings:
     def _read(self, asked: Asked) -> Conditioning | None:
         path = self._path(asked)
         try:
-            return Conditioning.of(load_file(path, device=str(self._encoders.device)))
+            held = load_file(path, device=str(self._encoders.device))
+            # In the file a tensor begins at any byte, and some kernels round otherwise where memory is not aligned.
+            return Conditioning.of({name: tensor.clone() for name, tensor in held.items()})
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError) as error:
