@@ -108,6 +108,11 @@ SCORERS: dict[str, Registered] = {
     "soft_tifa": Registered("rewards.questions.scorers:SoftTifa"),
     "dpg_questions": Registered("rewards.questions.scorers:DpgQuestions"),
     "win_rate": Registered("rewards.win_rate:WinRate"),
+    "edit_judge": Registered("rewards.editing.judge:EditJudge"),
+    "imgedit_judge": Registered("rewards.editing.judge:ImgEditJudge"),
+    "consistency": Registered("rewards.editing.consistency:Consistency"),
+    "masked_psnr": Registered("rewards.editing.consistency:MaskedPsnr"),
+    "edit": Registered("rewards.editing.edit:Edit"),
 }
 """The built-in scorers by short name."""
 
