@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.pretraining import autoencoder, editor
 from benchmarks.pretraining.export import SHIFT, TOYWORLD, replacing
 from benchmarks.pretraining.shapes import claim
+from benchmarks.pretraining.transformer import LATENT_SIZE
 from toyworld.world.edits import HELDOUT_PHRASES, KINDS, TRAIN_PHRASES, Edit, applied, draw_edit, draw_example, facts
 from toyworld.world.scenes import Scene, fits, render
 
@@ -120,6 +121,7 @@ def pretrain(recipe: EditRecipe, *, work: Path, folder: Path, shapes: Path, cons
 
 def write_pipeline(vae: AutoencoderTiny, model: editor.Editor, folder: Path) -> None:
     """Save the pipeline as `folder` in float16, and replace an older one; `FluxKontextPipeline` loads it."""
+    model.transformer.register_to_config(sample_size=LATENT_SIZE)  # as SD3's: the size that it was trained for
     parts: dict[str, Any] = {
         "transformer": model.transformer,
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
