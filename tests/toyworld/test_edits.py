@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from rich.console import Console
 
-from benchmarks.pretraining import editor
+from benchmarks.pretraining import editor, training
 from benchmarks.pretraining import edits as recipe
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
 from protocol.prompts import read_prompts
+from tests.support.killed_console import KilledConsole
+from tests.support.paths import ROOT
 from toyworld.world import edits
 from toyworld.world.detector import ShapeDetector
 from toyworld.world.edit_scorer import ShapesEdit, Verdict, judge
@@ -149,3 +153,34 @@ def test_every_word_is_one_token_for_both_encoders_and_the_longest_instruction_f
     assert all(len(built.tokenize(word)) == 1 for word in edits.words())
     assert all(len(editor.clip_tokenizer().tokenize(word)) == 1 for word in edits.words())
     assert built.decode(t5[0], skip_special_tokens=True) == longest
+
+
+@pytest.mark.whole
+def test_the_recipe_makes_a_pipeline_that_diffusers_loads_and_goes_on_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import FluxKontextPipeline
+
+    monkeypatch.setattr(editor, "BATCH", 4)
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
+    written = recipe.EditRecipe(pairs=256, steps=2)
+
+    def pretrain(name: str, console: Console, wanted: recipe.EditRecipe = written) -> None:
+        recipe.pretrain(
+            wanted,
+            work=tmp_path / f"{name}_work",
+            folder=tmp_path / name,
+            shapes=ROOT / "toyworld/model",
+            console=console,
+        )
+
+    pretrain("whole", Console(quiet=True))
+    with pytest.raises(KeyboardInterrupt):
+        pretrain("killed", KilledConsole("editor: step 2/2"))
+    pretrain("killed", Console(quiet=True))
+    whole, resumed = (FluxKontextPipeline.from_pretrained(tmp_path / name) for name in ("whole", "killed"))
+    for part in ("transformer", "text_encoder", "text_encoder_2"):
+        one, other = (getattr(pipe, part).state_dict() for pipe in (whole, resumed))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(ValueError, match="steps must stay 2"):
+        pretrain("whole", Console(quiet=True), written.model_copy(update={"steps": 3}))
