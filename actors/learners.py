@@ -29,7 +29,7 @@ from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
-from flow.device import computing_facts, library_facts, take_device
+from flow.device import computing_facts, further_devices, library_facts, take_device
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
 from learner.update.workers import P, Result, Work, update
@@ -62,8 +62,9 @@ class LearnerWorker(Alive):
 
     def prepare(self) -> dict[str, str]:
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
-        device = take_device(self._config.cluster.learner)
-        self._learner = Learner(self._config, device=device, fetch=self._fetch)
+        role = self._config.cluster.learner
+        device = take_device(role)
+        self._learner = Learner(self._config, device=device, further=further_devices(role), fetch=self._fetch)
         return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:

@@ -13,7 +13,7 @@ from actors.pool.bundles import Bundles
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
-from flow.device import computing_facts, library_facts, take_device
+from flow.device import computing_facts, further_devices, library_facts, take_device
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
@@ -52,8 +52,9 @@ class RolloutActor(Alive):
 
         In the constructor, Ray would turn a user's mistake into a dead actor.
         """
-        device = take_device(self._config.cluster.rollout)
-        self._policy = RolloutPolicy(self._config, device=device)
+        role = self._config.cluster.rollout
+        device = take_device(role)
+        self._policy = RolloutPolicy(self._config, device=device, further=further_devices(role))
         return computing_facts(device)
 
     def facts(self) -> dict[str, str]:

@@ -18,11 +18,20 @@ def device_of(role: RoleConfig) -> str:
     """Return `cuda` if the role reserves a GPU, otherwise `cpu`.
 
     Raises:
-        ConfigError: the role reserves a GPU, but torch finds none.
+        ConfigError: the role reserves a GPU, but torch finds none, or fewer than it reserves.
     """
     if role.gpus and not torch.cuda.is_available():
         raise ConfigError(f"cluster.*.gpus must be 0 where torch finds no GPU, got {role.gpus:g}")
+    if role.gpus > 1 and torch.cuda.device_count() < role.gpus:
+        raise ConfigError(
+            f"cluster.*.gpus must be at most {torch.cuda.device_count()}, the GPUs that torch finds, got {role.gpus:g}"
+        )
     return "cuda" if role.gpus else "cpu"
+
+
+def further_devices(role: RoleConfig) -> tuple[str, ...]:
+    """Return the devices of a role behind its first one; the later blocks of its model lie there."""
+    return tuple(f"cuda:{index}" for index in range(1, int(role.gpus)))
 
 
 def best_device() -> str:

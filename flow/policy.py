@@ -170,14 +170,15 @@ class FlowPolicy:
             conditioning: from `conditioning`; a row for each state, or one row for all.
 
         Returns:
-            v [B, C, H, W].
+            v [B, C, H, W], on the device of the states.
         """
         count = len(latents)
         velocities = [
             self._guided(latents[piece], sigma[piece], [_rows_of(each, piece, count) for each in conditioning])
             for piece in even_pieces(count, self.forward_batch)
         ]
-        return torch.cat(velocities) if len(velocities) > 1 else velocities[0]
+        whole = torch.cat(velocities) if len(velocities) > 1 else velocities[0]
+        return whole.to(latents.device)  # once, so that the first of several GPUs need not wait before the next piece
 
     def _guided(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], rows: Sequence[Conditioning]
@@ -337,15 +338,18 @@ def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " point
     return (linear_sigmas if config.schedule == "linear" else shifted_sigmas)(steps=config.steps)
 
 
-def build_policy(config: RunConfig, *, device: str) -> tuple[FlowPolicy, Lora]:
+def build_policy(config: RunConfig, *, device: str, further: Sequence[str] = ()) -> tuple[FlowPolicy, Lora]:
     """Load the model, attach a fresh adapter and put the policy on top.
+
+    Args:
+        further: devices that hold the later blocks of the transformer.
 
     Raises:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
         located = locate_for_images(config.model)
-        backbone = load_located(located, device=device)
+        backbone = load_located(located, device=device, further=further)
         lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora
 

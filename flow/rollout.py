@@ -54,9 +54,13 @@ class RolloutPolicy:
         receipt, rollout, images = rollout_policy.rollout(request)
     """
 
-    def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
+    def __init__(self, config: RunConfig, *, device: str = "cpu", further: Sequence[str] = ()) -> None:
+        """
+        Args:
+            further: see `build_policy`.
+        """
         self._config = config
-        self._policy, self._lora = build_policy(config, device=device)
+        self._policy, self._lora = build_policy(config, device=device, further=further)
         self._meter = Meter(device)
         self._versions: OrderedDict[tuple[int, str], Adapter] = OrderedDict()
         self._active: tuple[int, str] | None = None

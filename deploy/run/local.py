@@ -19,7 +19,7 @@ import numpy as np
 
 from actors.pool.usage import usage
 from deploy.run.unfinished import leave
-from flow.device import KERNELS, computing, device_of, torch_threads
+from flow.device import KERNELS, computing, device_of, further_devices, torch_threads
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
@@ -73,7 +73,9 @@ class LocalFleet(Mixture):
     async def start(self) -> None:
         """Load the model for rollouts, load it again for the learner, and build the scorers."""
         role = self._config.cluster.rollout
-        self._rollout = await self._run("rollout", lambda: RolloutPolicy(self._config, device=device_of(role)))
+        self._rollout = await self._run(
+            "rollout", lambda: RolloutPolicy(self._config, device=device_of(role), further=further_devices(role))
+        )
         if self._has_learner:
             await self.restart_learner()
         self._scorers = {
@@ -83,7 +85,9 @@ class LocalFleet(Mixture):
 
     async def restart_learner(self) -> None:
         role = self._config.cluster.learner
-        self._learner = await self._run("learner", lambda: Learner(self._config, device=device_of(role)))
+        self._learner = await self._run(
+            "learner", lambda: Learner(self._config, device=device_of(role), further=further_devices(role))
+        )
 
     def stop(self) -> None:
         """Start no other computation, and wait up to `STOP_S` seconds for the one in progress."""

@@ -35,6 +35,16 @@ CONTEXT = int(0.8 * GIB)
 
 KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "running mean")
 """Kinds of memory that stay on the GPU with `cluster.offload`."""
+OF_BLOCKS = (
+    "transformer",
+    "adapter",
+    "optimizer",
+    "adapter old",
+    "running mean",
+    "state before the update",
+    "gradients of its lanes",
+)
+"""Kinds of memory that several GPUs of an actor share about equally."""
 SMALL = 64
 """Numbers in a latent of the stand-in for the model."""
 
@@ -200,6 +210,8 @@ def estimate_of(
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }
+    rollout = on_the_first(rollout, config.cluster.rollout.gpus)
+    learner = on_the_first(learner, config.cluster.learner.gpus)
     shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
     return Estimate(
         evaluations=counts,
@@ -256,6 +268,16 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
         return sum(whole)
     resting = [sum(side.get(part, 0) for part in KEPT) for side in (rollout, learner)]
     return max(whole[0] + resting[1], whole[1] + resting[0])
+
+
+def on_the_first(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
+    """Return the memory of the first of several GPUs, at most: its share of what lies in the blocks, and all else.
+
+    Args:
+        parts: bytes of an actor by part.
+        gpus: of the actor; up to 1 it has one.
+    """
+    return {part: size // max(1, int(gpus)) if part in OF_BLOCKS else size for part, size in parts.items()}
 
 
 @dataclass(frozen=True)

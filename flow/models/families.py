@@ -45,6 +45,8 @@ class Family:
     """Condition images that a prompt must have, and may have."""
     has_chat: bool = False
     """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
+    block_lists: tuple[str, ...] = ("transformer_blocks",)
+    """The transformer's lists of blocks, in the order in which they run."""
 
     def adapter(self, config: LoraConfig) -> LoraConfig:
         """Fill this family's defaults into the adapter's config."""
@@ -83,6 +85,7 @@ FLUX = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    block_lists=("transformer_blocks", "single_transformer_blocks"),
 )
 FLUX_KONTEXT = replace(
     FLUX,
@@ -101,6 +104,7 @@ FLUX2_KLEIN = Family(
     alpha=128,
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
     has_chat=True,
+    block_lists=("transformer_blocks", "single_transformer_blocks"),
 )
 QWEN_IMAGE = Family(
     name="qwen_image",
@@ -146,6 +150,7 @@ Z_IMAGE = Family(
         "feed_forward.w3",
     ),
     has_chat=True,
+    block_lists=("layers",),
 )
 FAMILIES = {
     family.pipeline: family for family in (SD3, FLUX, FLUX_KONTEXT, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)

@@ -1,5 +1,6 @@
 """Load or check a pretrained model, or load only its text encoders; `model_index.json` decides the family."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,9 +33,10 @@ def locate_for_images(config: ModelConfig) -> Located:
     return locate(config, is_whole=True, has_encoders=config.embedding_cache is None)
 
 
-def load_located(located: Located, *, device: str) -> Backbone:
-    """Load a model that was found whole, like `load_backbone`."""
-    return backbone_class(located.family).load(located, device=torch.device(device))
+def load_located(located: Located, *, device: str, further: Sequence[str] = ()) -> Backbone:
+    """Load a model that was found whole, like `load_backbone`; `further` devices hold the later blocks."""
+    others = [torch.device(each) for each in further]
+    return backbone_class(located.family).load(located, device=torch.device(device), further=others)
 
 
 def require_loadable(located: Located) -> None:

@@ -24,6 +24,7 @@ from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtyp
 from flow.models.text import TextEncoders
 from flow.pieces import even_pieces
 from flow.quantized.transformer import quantization_of
+from flow.spread import spread
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError
 from protocol.messages import Condition
@@ -97,8 +98,11 @@ class PipelineBackbone(ABC):
             self._compile(config.compile)
 
     @classmethod
-    def load(cls, located: Located, *, device: torch.device) -> Self:
+    def load(cls, located: Located, *, device: torch.device, further: Sequence[torch.device] = ()) -> Self:
         """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
+
+        Args:
+            further: devices that hold the later blocks of the transformer.
 
         Raises:
             ModelError: a part cannot be read, or the model cannot generate images of the configured size.
@@ -112,7 +116,8 @@ class PipelineBackbone(ABC):
             tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
             pipeline = pipeline_of(located, transformer=transformer, vae=vae)
             pipeline.tokenizer_max_length = clip_tokens(located.folder)
-            pipeline.to(device)
+            spread(transformer, [device, *further], cls.family.block_lists)
+            vae.to(device)
             if tiny:
                 tiny.to(device)
         encoders = TextEncoders(located, encode=cls.encode_whole, device=device)

@@ -49,10 +49,17 @@ class Learner:
     """
 
     def __init__(
-        self, config: RunConfig, *, device: str = "cpu", seat: Seat | None = None, fetch: Fetch = iter
+        self,
+        config: RunConfig,
+        *,
+        device: str = "cpu",
+        further: Sequence[str] = (),
+        seat: Seat | None = None,
+        fetch: Fetch = iter,
     ) -> None:
         """
         Args:
+            further: see `build_policy`.
             seat: this worker's number among the workers; without one it is the only worker.
             fetch: turns handles of shards into their trajectories, in order, one ahead of the training.
         """
@@ -60,7 +67,7 @@ class Learner:
         self._seat = seat or Seat()
         self._fetch = fetch
         self._device = torch.device(device)
-        self._policy, self._lora = build_policy(config, device=device)
+        self._policy, self._lora = build_policy(config, device=device, further=further)
         start_adapter(self._lora, config)
         is_scaled = config.model.dtype == "float16"
         self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
@@ -451,7 +458,7 @@ class Learner:
             return None, None
         for name, parameter in self._lora.parameters.items():
             held = gradient.get(name)
-            parameter.grad = None if held is None else torch.tensor(held, device=self._device).mul_(scale)
+            parameter.grad = None if held is None else torch.tensor(held, device=parameter.device).mul_(scale)
         self._scaler.unscale_(self._optimizer)
         zeros = zero_share(self._lora.parameters)
         norm = clip_grad_norm_(self._lora.parameters.values(), self._config.learner.max_grad_norm)

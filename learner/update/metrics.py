@@ -78,7 +78,8 @@ def zero_share(parameters: Mapping[str, nn.Parameter]) -> float:
     if not gradients:
         return 0.0
     elements = sum(gradient.numel() for gradient in gradients)
-    return 1 - torch.stack([gradient.count_nonzero() for gradient in gradients]).sum().item() / elements
+    home = gradients[0].device  # a model may be on several
+    return 1 - torch.stack([gradient.count_nonzero().to(home) for gradient in gradients]).sum().item() / elements
 
 
 def update_metrics(

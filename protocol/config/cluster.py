@@ -3,7 +3,7 @@
 import os
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from protocol.config.section import CustomResources, Positive, Section
 
@@ -16,7 +16,9 @@ class RoleConfig(Section):
     cpus: float = Field(default=1.0, ge=0.0)
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
-    """GPUs that Ray reserves for one actor, at least 0; fractions are possible."""
+    """GPUs that Ray reserves for one actor, at least 0; up to 1 fractions are possible. With more than one, the blocks
+    of a rollout actor's or learner worker's transformer lie on them, one GPU after the other. Every number gives the
+    same bits."""
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -28,6 +30,13 @@ class RoleConfig(Section):
     """
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole(cls, gpus: float) -> float:
+        if gpus > 1 and gpus % 1:
+            raise ValueError(f"above 1 it must be a whole number, as Ray reserves whole GPUs then, got {gpus:g}")
+        return gpus
 
     @property
     def reserved(self) -> dict[str, float]:

@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
-from flow.device import KERNELS, computing, tf32
+from flow.device import KERNELS, computing, device_of, further_devices, tf32
 from protocol.config.cluster import RoleConfig
+from protocol.errors import ConfigError
 
 
 def kernels() -> tuple[bool, bool, str | None]:
@@ -36,6 +37,15 @@ def test_a_role_without_a_gpu_leaves_the_kernels_alone(monkeypatch: pytest.Monke
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with computing(RoleConfig()):
         assert kernels() == (False, False, None)
+
+
+def test_a_role_with_several_gpus_has_further_devices_if_torch_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [further_devices(RoleConfig(gpus=gpus)) for gpus in (0, 0.5, 1, 2)] == [(), (), (), ("cuda:1",)]
+    assert device_of(RoleConfig(gpus=2)) == "cuda"
+    with pytest.raises(ConfigError, match=r"cluster\.\*\.gpus must be at most 2.*got 3"):
+        device_of(RoleConfig(gpus=3))
 
 
 def test_tf32_holds_inside_its_block_only_and_never_on_a_cpu() -> None:

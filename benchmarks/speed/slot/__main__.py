@@ -68,7 +68,7 @@ PARTS = (
     Part("medium:gradients", 40, "which loss scale float16 needs"),
     Part("scorers:scorers", 60, "how many reward actors a run needs"),
     Part("large:flux", 120, "memory beside its estimate, offload, one base for two processes"),
-    Part("large:qwen", 80, "masked attention, and what waits for the GPU"),
+    Part("large:qwen", 80, "masked attention, what waits for the GPU, and blocks on two GPUs"),
     Part(
         "whole:exactness", 90, "exact replay of every family in half precision, and its latents beside the pipeline's"
     ),

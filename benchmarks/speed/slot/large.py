@@ -25,6 +25,7 @@ from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.models.hub import known_configs
 from flow.models.located import adapter_config
 from flow.models.pipeline import PipelineBackbone
+from flow.spread import spread
 from protocol.config.cluster import RoleConfig
 from protocol.config.model import LoraConfig, ModelConfig
 
@@ -107,6 +108,7 @@ def qwen(where: Where) -> Iterator[Figures]:
     yield tried(f"{rows} masked rows, checkpointed", partial(_gradient, backbone, partial(work, has_gradient=True)))
     yield {f"wait at {at}": count for at, count in _waits(partial(work, has_gradient=True)).items()}
     yield {"waits of a forward": float(sum(_waits(partial(work, has_gradient=False)).values()))}
+    yield tried("blocks on two devices", partial(_spread, backbone, (latents, sigma, conditioning), where))
 
 
 def _model(path: str, where: Where, folder: Path) -> ModelConfig:
@@ -194,6 +196,29 @@ def _compute(model: ModelConfig, weights: dict[str, Tensor], inputs: Any, where:
         with peak_memory() as memory:
             velocity = backbone.velocity(*inputs)
         answers.put((velocity.cpu().numpy(), memory["gib"]))
+
+
+def _spread(backbone: PipelineBackbone, inputs: Any, where: Where) -> Figures:
+    """Let half of the blocks compute on another device, as with `cluster.rollout.gpus` 2, and compare the bits.
+
+    Two forwards one after the other overlap, as the pieces of `model.forward_batch` do.
+    """
+    if where.device == "cuda" and torch.cuda.device_count() < 2:
+        return {"left out": "the machine has one GPU"}
+    other = torch.device(where.device, 1)
+
+    @torch.no_grad()
+    def both() -> list[Tensor]:
+        return [backbone.velocity(*inputs) for _ in range(2)]
+
+    expected, alone = both()[0], seconds_of(both, rounds=3)
+    spread(backbone.transformer, [torch.device(where.device), other], backbone.family.block_lists)
+    found = both()[0]
+    return {
+        "bits equal": float(torch.equal(found.to(expected.device), expected)),
+        "two forwards ms": 1e3 * seconds_of(both, rounds=3),
+        "of one device ms": 1e3 * alone,
+    }
 
 
 def _waits(work: Callable[[], None]) -> Counter[str]:

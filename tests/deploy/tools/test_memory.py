@@ -193,6 +193,10 @@ def test_a_role_on_a_gpu_has_two_memories_and_on_a_cpu_one(tiny_config: Config) 
     assert "context" in rollout.gpu and "process" in rollout.host
     assert rollout.largest == ("context", rollout.gpu["context"])
     assert reward.largest[0] == "images", "libraries do not count"
+    of_two = roles_of(on_gpu, estimate(tiny_config(cluster={"rollout": {"gpus": 2}, "learner": {"gpus": 0.5}})))[0].gpu
+    halves = {part for part, size in rollout.gpu.items() if of_two[part] == size // 2 < size}
+    assert halves == {"transformer", "adapter"}
+    assert all(of_two[part] == rollout.gpu[part] for part in rollout.gpu.keys() - halves)
 
 
 def test_what_rests_and_what_the_workers_exchange_are_host_memory(tiny_config: Config) -> None:
