@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux import pipeline_flux_kontext
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 
 from flow.maths.noise import normal
 from flow.models.contract import Backbone
 from flow.models.load import load_backbone
+from flow.models.located import Sizes
 from flow.policy import FlowPolicy
 from flow.rollout import generate
 from protocol.config.model import ModelConfig
@@ -26,10 +28,11 @@ from protocol.messages import Condition, GenerateRequest, Prompt
 from tests.flow.models.test_half_parity import BOUND, difference
 from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.pipelines import EDITING
-from tests.support.worlds.tiny_models import write_kontext
 
 STEPS = 2
 TEXT, NEGATIVE = "make it red", "blurry"
+SEVERAL = "qwen_image_edit_plus", "flux2_klein"
+"""The families whose prompts may have several images."""
 
 
 @pytest.fixture(scope="module", params=EDITING)
@@ -44,9 +47,14 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pipelines, and so ours, resize condition images to a 64th of their sides."""
+    """Let pipelines, and so ours, resize condition images to a small part of their sides."""
     sizes = [(w // 64, h // 64) for w, h in pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS]
     monkeypatch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        whole = module.calculate_dimensions
+        monkeypatch.setattr(
+            module, "calculate_dimensions", lambda area, ratio, of=whole: of(max(area // 256, 4096), ratio)
+        )
 
 
 def picture(folder: Path, width: int, height: int) -> Condition:
@@ -76,7 +84,8 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
     name: str, folder: Path, tmp_path: Path, small: None, size: tuple[int, int], guidance: float, sides: tuple[int, int]
 ) -> None:
     side, (height, width) = EDITING[name], size
-    backbone, conditions = backbone_of(folder, height=height, width=width), (picture(tmp_path, *sides),)
+    backbone = backbone_of(folder, height=height, width=width)
+    conditions = tuple(picture(tmp_path, *each) for each in (sides, (33, 20))[: 1 + (name in SEVERAL)])
     initial = normal("initial", shape=(1, *backbone.latent_shape))
     drawn = partial(ode_latents, backbone, initial, steps=STEPS, guidance=guidance, text=TEXT, negative=NEGATIVE)
     found = drawn(conditions=conditions)
@@ -88,7 +97,7 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
         torch.testing.assert_close(mine, other, rtol=most, atol=most)
     levels = made.astype(np.float64) * 255
     assert np.abs(backbone.decode(found[-1]) - levels).max() <= 0.5 + (1e-3 if guidance == 1 else 1)
-    other = drawn(conditions=(picture(tmp_path, *reversed([*sides[:1], 33])),))
+    other = drawn(conditions=(picture(tmp_path, 33, 24), *conditions[1:]))
     assert not torch.allclose(found[-1], other[-1], atol=1e-2), "the condition acts"
 
 
@@ -106,18 +115,43 @@ def test_the_last_latents_are_those_of_the_pipeline_in_the_same_dtype(
     assert difference(found, side.draw(pipeline, initial, [TEXT], **asked, **more)[0][-1]) <= BOUND
 
 
-def test_a_picture_is_resized_as_by_the_pipeline(name: str, tmp_path: Path) -> None:
-    """At the pipelines' own sizes of some megapixel, with a VAE that halves three times as the real ones do."""
-    writer = {"flux_kontext": write_kontext}[name]
-    side, conditions = EDITING[name], (picture(tmp_path, 300, 170),)
-    folder = writer(tmp_path / name, levels=4)
-    backbone = backbone_of(folder, height=32, width=48)
-    initial = normal("initial", shape=(1, *backbone.latent_shape))
-    asked: dict[str, Any] = {"steps": STEPS, "guidance": 1.0, "negative": NEGATIVE}
-    found = ode_latents(backbone, initial, **asked, text=TEXT, conditions=conditions)
-    more = {"height": 32, "width": 48, "image": images(conditions)}
-    expected, _ = side.draw(side.load(folder), initial, [TEXT], **asked, **more)
-    assert torch.equal(found[-1], expected[-1])
+class SizesSeenError(Exception):
+    """Ends a pipeline that has resized its images."""
+
+
+@pytest.mark.parametrize("sides", [(300, 170), (64, 512), (1000, 1000), (2017, 1513)], ids=str)
+def test_a_picture_is_resized_as_by_the_pipeline(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sides: tuple[int, int]
+) -> None:
+    """At the pipelines' own sizes of some megapixel, with the VAE's real scale."""
+    pipeline, scale = EDITING[name].load(folder), 8
+    pipeline.vae_scale_factor = scale
+    pipeline.image_processor.register_to_config(vae_scale_factor=2 * scale)
+    made: list[torch.Size] = []
+    read: list[tuple[int, int]] = []
+    preprocess = pipeline.image_processor.preprocess
+
+    def resized(*given: Any, **options: Any) -> torch.Tensor:
+        made.append(preprocess(*given, **options).shape[2:])
+        return torch.zeros(1, 3, *made[-1])
+
+    def encoded(image: Any = None, **_: Any) -> tuple[torch.Tensor, None, None]:
+        read.extend(each.size for each in ([] if image is None else image if isinstance(image, list) else [image]))
+        return (torch.zeros(1, 1, 1), None, None)[: 3 if name == "flux_kontext" else 2]
+
+    def enough(*_: Any, **__: Any) -> None:
+        raise SizesSeenError
+
+    monkeypatch.setattr(pipeline.image_processor, "preprocess", resized)
+    monkeypatch.setattr(pipeline, "encode_prompt", encoded)
+    monkeypatch.setattr(pipeline, "prepare_latents", enough)
+    with pytest.raises(SizesSeenError):
+        pipeline(prompt=TEXT, image=images([picture(tmp_path, *sides)]), height=1024, width=1024)
+    backbone: Any = backbone_of(folder)
+    sizes = Sizes(scale=scale, token=2 * scale, most=None)
+    width, height = map(sizes.whole, backbone.condition_size(*sides, side=1024, sizes=sizes))
+    assert made == [(height, width)]
+    assert read == ([backbone.read_size(*sides, 1024)] if "qwen" in name else [])
 
 
 def test_prompts_whose_images_differ_in_size_are_made_in_one_request_as_alone(
