@@ -37,9 +37,9 @@ class EditRecipe(BaseModel):
 
     seed: int = Field(default=0, ge=0)
     """Seed of pairs, weights, batches and noise."""
-    pairs: int = Field(default=20_000, ge=256)
+    pairs: int = Field(default=12_000, ge=256)
     """Pairs of images in the pretraining set."""
-    steps: int = Field(default=4_000, ge=1)
+    steps: int = Field(default=2_600, ge=1)
     """Optimizer steps of transformer and text encoders, batch 64."""
 
 
