@@ -107,6 +107,7 @@ FLUX2_KLEIN = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
+    most_conditions=MOST_CONDITIONS,
     has_chat=True,
     block_lists=("transformer_blocks", "single_transformer_blocks"),
 )

@@ -216,5 +216,6 @@ EDITING = {
     "qwen_image_edit_plus": QwenEditSide(
         write=write_qwen_edit_plus, tokens=240, shape=(4, 8, 8), guided=_true_cfg, is_packed=True
     ),
+    "flux2_klein": SIDES["flux2_klein"],
 }
 """By family of those that edit."""
