@@ -118,7 +118,6 @@ class Drawn:
 
 
 def drawn_of(groups: Sequence[Group]) -> Drawn:
-    """Make the charts of these groups."""
     return Drawn(
         curves=_curves(groups),
         step_rewards=[(group, charts.step_reward_lines(group), charts.step_reward_heat(group)) for group in groups],

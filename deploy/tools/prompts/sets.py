@@ -44,8 +44,6 @@ class Source:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A published set."""
-
     about: str
     train: Source | None = None
     heldout: Source | None = None
