@@ -145,11 +145,24 @@ class PipelineBackbone(ABC):
 
     @classmethod
     def encode_condition(cls, pipeline: Any, picture: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
-        """Resize a condition image by the family's rule, and encode it with the pipeline's VAE, without noise."""
+        """Resize a condition image by the family's rule and encode it."""
         sizes = sizes_of({}, pipeline.vae.config)
-        width, height = cls.condition_size(picture.width, picture.height, side=config.condition_side, sizes=sizes)
-        pixels = pipeline.image_processor.preprocess(picture, sizes.whole(height), sizes.whole(width))
-        return pipeline._encode_vae_image(pixels.to(pipeline.vae.device, pipeline.vae.dtype), None)
+        size = cls.condition_size(picture.width, picture.height, side=config.condition_side, sizes=sizes)
+        pixels = cls.prepared(pipeline, picture, size, sizes)
+        return cls.encode_pixels(pipeline, pixels.to(pipeline.vae.device, pipeline.vae.dtype))
+
+    @classmethod
+    def prepared(
+        cls, pipeline: Any, picture: Image.Image, size: tuple[int, int], sizes: Sizes
+    ) -> Float[Tensor, "1 3 H W"]:
+        """Resize an image to whole tokens; its values are from -1 to 1."""
+        width, height = map(sizes.whole, size)
+        return pipeline.image_processor.preprocess(picture, height, width)
+
+    @classmethod
+    def encode_pixels(cls, pipeline: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C h w"]:
+        """Encode an image from -1 to 1 with the pipeline's VAE, without noise."""
+        return pipeline._encode_vae_image(pixels, None)
 
     @classmethod
     def condition_size(cls, width: int, height: int, *, side: int, sizes: Sizes) -> tuple[int, int]:

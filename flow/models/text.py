@@ -82,11 +82,14 @@ def overlong(located: Located, texts: Sequence[str]) -> tuple[int, list[str]]:
     """Find the texts that every text encoder of a model cuts.
 
     Returns:
-        Tokens that the encoder with the largest limit reads, and the texts that are longer; none without tokenizers.
+        Tokens that the encoder with the largest limit reads, and the texts that are longer; none without tokenizers,
+        and where images are read with the text, since then nothing is cut.
 
     Raises:
         ModelError: the model's tokenizers cannot be read.
     """
+    if located.family.reads_pictures:
+        return 0, []
     with quiet_libraries("transformers"):
         tokenizers = [read_tokenizer(located, part) for part in located.parts if is_tokenizer(part)]
         if not tokenizers:
