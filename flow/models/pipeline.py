@@ -6,6 +6,7 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -38,6 +39,28 @@ UNKNOWN_SCHEDULES = (
     "sample_sigmas",
 )
 """Options of a scheduler or a pipeline that change the sigmas in ways that `flow.maths.schedule` does not implement."""
+
+
+@dataclass(frozen=True)
+class FrozenParts:
+    """What a backbone is made of, on its devices."""
+
+    located: Located
+    device: torch.device
+    pipeline: Any
+    """With transformer, VAE and scheduler."""
+    tiny_decoder: Any
+    encoders: TextEncoders
+
+    def twin(self) -> "FrozenParts":
+        """Return the same parts with a transformer of its own for another adapter; both share all tensors.
+
+        So one may compute in torch's inference mode and the other with gradients: what modules keep is their own.
+        """
+        pipeline, transformer = copy(self.pipeline), self.pipeline.transformer
+        shared = {id(tensor): tensor for tensor in (*transformer.parameters(), *transformer.buffers())}
+        pipeline.transformer = deepcopy(transformer, shared)
+        return replace(self, pipeline=pipeline)
 
 
 class PipelineBackbone(ABC):
@@ -93,16 +116,16 @@ class PipelineBackbone(ABC):
             self._compile(config.compile)
 
     @classmethod
-    def load(cls, located: Located, *, device: torch.device, further: Sequence[torch.device] = ()) -> Self:
-        """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
+    def read(cls, located: Located, devices: Sequence[torch.device]) -> FrozenParts:
+        """Read the parts. With an embedding cache the text encoders are loaded later, when a prompt needs them.
 
         Args:
-            further: devices that hold the later blocks of the transformer.
+            devices: all parts are on the first one; several share the blocks of the transformer, in turn.
 
         Raises:
-            ModelError: a part cannot be read, or the model cannot generate images of the configured size.
+            ModelError: a part cannot be read.
         """
-        config = located.model
+        config, device = located.model, devices[0]
         with quiet_libraries():
             transformer = read_part(
                 located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
@@ -111,14 +134,29 @@ class PipelineBackbone(ABC):
             tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
             pipeline = pipeline_of(located, transformer=transformer, vae=vae)
             pipeline.tokenizer_max_length = clip_tokens(located.folder)
-            spread(transformer, [device, *further], cls.family.block_lists)
+            spread(transformer, devices, cls.family.block_lists)
             vae.to(device)
             if tiny:
                 tiny.to(device)
         encoders = TextEncoders(located, encode=cls.encode_prompt, device=device)
         if config.embedding_cache is None:
             encoders.load()
-        return cls(pipeline, config, Embeddings(encoders), device=device, tiny_decoder=tiny)
+        return FrozenParts(located, device, pipeline, tiny, encoders)
+
+    @classmethod
+    def of(cls, parts: FrozenParts) -> Self:
+        """Make a backbone of parts that no other backbone has.
+
+        Raises:
+            ModelError: the model cannot generate images of the configured size.
+        """
+        return cls(
+            parts.pipeline,
+            parts.located.model,
+            Embeddings(parts.encoders),
+            device=parts.device,
+            tiny_decoder=parts.tiny_decoder,
+        )
 
     @staticmethod
     @abstractmethod
