@@ -99,9 +99,11 @@ class PipelineBackbone(ABC):
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
-        if device.type == "cpu":
-            for vae in filter(None, (self.vae, self.tiny_decoder)):
+        for vae in filter(None, (self.vae, self.tiny_decoder)):
+            if device.type == "cpu" or config.vae_compile:
                 _order_channels_last(vae)
+            if config.vae_compile:
+                self._compile_decoder(vae.decoder, config.vae_compile)
         if self._dtype != torch.float32:
             fuse(self.transformer, norms=config.norms if device.type == "cuda" else "torch")
         elif config.attention != "native":
@@ -279,7 +281,10 @@ class PipelineBackbone(ABC):
             self.tiny_decoder.to(device)
 
     def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
-        pixels = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
+        decode, filled = self.tiny_pixels if is_tiny else self.pixels, latents
+        if self._config.vae_compile and self._config.decode_batch:  # one shape, so one graph
+            filled = torch.cat([latents, latents[-1:].repeat(self._config.decode_batch - len(latents), 1, 1, 1)])
+        pixels = decode(filled)[: len(latents)]
         unit = cast(Tensor, self._pipeline.image_processor.postprocess(pixels, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
         images = rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
@@ -300,6 +305,7 @@ class PipelineBackbone(ABC):
         other = copy(self)
         other.vae, other.tiny_decoder = (part and deepcopy(part).float() for part in (self.vae, self.tiny_decoder))
         other._vae_dtype = torch.float32
+        other._config = self._config.model_copy(update={"vae_compile": None})
         return other
 
     def _compile(self, backend: str) -> None:
@@ -307,6 +313,11 @@ class PipelineBackbone(ABC):
         from flow.compiled import CompiledBlocks
 
         CompiledBlocks(self.transformer, backend, device=self._device.type)
+
+    def _compile_decoder(self, decoder: torch.nn.Module, backend: str) -> None:
+        from flow.compiled import compile_decoder
+
+        compile_decoder(decoder, backend, device=self._device.type)
 
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of an image in the VAE's latents; by default for the pipeline's own image size."""
@@ -339,7 +350,8 @@ def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str
 def _order_channels_last(vae: torch.nn.Module) -> None:
     """Give the weights of an image VAE the layout in which oneDNN computes convolutions.
 
-    On a GPU it does not pay: group norms there read another layout, and each of them would copy its input.
+    On a GPU it pays only if the decoder is compiled: torch's group norms there read another layout, and each of them
+    would copy its input.
     `vae.to(memory_format=...)` does not work on fake tensors.
     """
     weights = list(vae.parameters())
