@@ -34,6 +34,7 @@ from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
+from protocol.messages import Condition
 
 
 class FlowPolicy:
@@ -146,10 +147,15 @@ class FlowPolicy:
         """Std of each step that can be stochastic, by step."""
         return {k: self.std(k) for k in self.steps}
 
-    def conditioning(self, text: str, negative: str) -> tuple[Conditioning, ...]:
-        """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's."""
-        positive = self.backbone.encode(text)
-        return (self.backbone.encode(negative), positive) if self.guidance > 1 else (positive,)
+    def conditioning(
+        self, text: str, negative: str, conditions: tuple[Condition, ...] = ()
+    ) -> tuple[Conditioning, ...]:
+        """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's.
+
+        Both hold the latents of the condition images.
+        """
+        positive = self.backbone.encode(text, conditions)
+        return (self.backbone.encode(negative, conditions), positive) if self.guidance > 1 else (positive,)
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: tuple[Conditioning, ...]

@@ -283,7 +283,7 @@ def _sampled(policy: FlowPolicy, request: ShardRequest, config: RunConfig) -> Sa
     explored = chosen if config.sampling.kernel != "ode" else ()
     strides = policy.strides(explored)
     initial = noise(INITIAL, [SHARED]) if config.sampling.shared_noise else noise(INITIAL)
-    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative, request.prompt.conditions)
     # A merged step spans several steps of the schedule; the tail begins behind all of them.
     behind = explored[-1] + policy.span(explored[-1]) if explored else 0
     until = policy.total_steps if explored and not config.sampling.has_tail else behind
@@ -408,12 +408,29 @@ def generate(policy: FlowPolicy, request: GenerateRequest, lora: Lora | None = N
         ModelError: the model cannot generate images of the request's size.
         NonFiniteError: the model produced NaN or infinity.
     """
+    pairs = [policy.conditioning(prompt.text, prompt.negative, prompt.conditions) for prompt in request.prompts]
+    alike: dict[tuple[torch.Size, ...], list[int]] = {}
+    for row, pair in enumerate(pairs):
+        alike.setdefault(tuple(each.shape for each in pair[0].conditions), []).append(row)
+    images = [
+        _generate(policy, request, rows, tuple(map(stack, zip(*(pairs[row] for row in rows), strict=True))), lora)
+        for rows in alike.values()
+    ]
+    return np.concatenate(images)[np.argsort(np.concatenate(list(alike.values())))]
+
+
+def _generate(
+    policy: FlowPolicy,
+    request: GenerateRequest,
+    rows: list[int],
+    conditioning: tuple[Conditioning, ...],
+    lora: Lora | None,
+) -> UInt8[np.ndarray, "R H W 3"]:
+    """Make the images of some rows of a request, whose condition images have the same sizes."""
     backbone = policy.backbone.sized(*request.size) if request.size else policy.backbone
     device = next(policy.backbone.transformer.parameters()).device
-    pairs = [policy.conditioning(prompt.text, prompt.negative) for prompt in request.prompts]
-    conditioning = tuple(stack(rows) for rows in zip(*pairs, strict=True))
     shape = backbone.latent_shape
-    keys = zip(request.prompts, request.numbers, strict=True)
+    keys = [(request.prompts[row], request.numbers[row]) for row in rows]
     latents = torch.stack([normal("draw", request.seed, p.index, number, shape=shape) for p, number in keys]).to(device)
     sigmas = backbone.sigmas(request.steps).to(device)
     with ExitStack() as rest:

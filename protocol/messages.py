@@ -43,6 +43,10 @@ class Condition:
     """Of the file."""
 
 
+Asked = tuple[str, tuple[Condition, ...]]
+"""What is encoded together: a prompt's text, or its negative one, and its condition images."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One line of a prompt file; `index` is its line, counted from 0."""
@@ -52,6 +56,8 @@ class Prompt:
     negative: str = ""
     metadata: Metadata = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
+    wanted: Condition | None = None
+    """An image that the prompt asks for, to be shown beside its own; it changes no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from protocol.messages import (
     Excerpt,
     GenerateRequest,
     LearnerState,
-    Metadata,
     Prompt,
     Receipt,
     Rollout,
@@ -70,19 +69,19 @@ class RolloutSource(Protocol):
 class RewardSource(Protocol):
     """Scores images. Every call ends in scores; a missing score has a reason."""
 
-    async def score_for_training(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_training(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Score images with every scorer that trains and mix the answers.
+
+        Args:
+            images: B images.
+            prompts: the prompt of each.
 
         Returns:
             Scores of B images: the mixture as `values`, each scorer's own readings as `components`.
         """
         ...
 
-    async def score_for_evaluation(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_evaluation(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Score as for training, and add the readings of the scorers that only evaluate to `components`.
 
         Scorers that train and compare a group are left out; if they only evaluate, they compare the images of a prompt.
@@ -138,8 +137,6 @@ class AdapterSink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPorts:
-    """The three ports of an evaluation."""
-
     rollouts: RolloutSource
     rewards: RewardSource
     adapters: AdapterSink
@@ -147,8 +144,6 @@ class EvaluationPorts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports(EvaluationPorts):
-    """The four ports of one run."""
-
     learner: LearnerPort
 
 
@@ -172,17 +167,11 @@ class Fleet(Protocol):
         """Replace the learner by one in the state of iteration 0."""
         ...
 
-    def stop(self) -> None:
-        """End every actor."""
-        ...
+    def stop(self) -> None: ...
 
-    def pools(self) -> list[PoolStatus]:
-        """Describe every pool."""
-        ...
+    def pools(self) -> list[PoolStatus]: ...
 
-    def actors(self) -> list[ActorStatus]:
-        """Describe every actor."""
-        ...
+    def actors(self) -> list[ActorStatus]: ...
 
     def busy_seconds(self) -> dict[str, float]:
         """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""

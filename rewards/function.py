@@ -1,4 +1,7 @@
-"""A plain function as a scorer: `(images, prompts, metadata) -> a number for each image, None where there is none`."""
+"""A plain function as a scorer: `(images, prompts, metadata) -> a number for each image, None where there is none`.
+
+A function that has a parameter `conditions` gets the condition images by it (`rewards.scorer.Scorer`).
+"""
 
 import inspect
 import math
@@ -12,7 +15,7 @@ from protocol.messages import Metadata, Prompt, Scores
 from rewards.scores import partly
 
 GIVEN = 3
-"""Arguments that every call gets: images, prompts, metadata. Further ones are the `args` of the config."""
+"""Arguments that every call gets: images, prompts, metadata. Further ones but `conditions` are the config's `args`."""
 
 
 def scorer_class(function: Callable[..., Any]) -> type:
@@ -29,6 +32,9 @@ def scorer_class(function: Callable[..., Any]) -> type:
             f"reward function {function.__name__} must take images, prompts and metadata, got {signature}"
         ) from None
 
+    further = dict(list(signature.parameters.items())[GIVEN:])
+    takes = further.pop("conditions", None)
+
     class FunctionScorer:
         name = function.__name__
         low, high = -math.inf, math.inf
@@ -41,14 +47,19 @@ def scorer_class(function: Callable[..., Any]) -> type:
         def check(prompts: Sequence[Prompt]) -> None:
             """Take every prompt."""
 
-        def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+        def score(
+            self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], **given: Any
+        ) -> Scores:
             """Score B images; None or NaN is a missing score."""
-            values = numbers_of(function(images, prompts, metadata, **self._args), len(images))
+            values = numbers_of(function(images, prompts, metadata, **given, **self._args), len(images))
             return partly(values, [f"{self.name}: no score" if np.isnan(value) else "" for value in values])
 
     FunctionScorer.__name__, FunctionScorer.__module__ = function.__name__, function.__module__
-    further = list(signature.parameters.values())[GIVEN:]
-    FunctionScorer.__signature__ = signature.replace(parameters=further)  # type: ignore[attr-defined]
+    FunctionScorer.__signature__ = signature.replace(parameters=list(further.values()))  # type: ignore[attr-defined]
+    if takes:
+        own = inspect.signature(FunctionScorer.score)
+        wanted = [*list(own.parameters.values())[:-1], takes.replace(kind=takes.KEYWORD_ONLY)]
+        FunctionScorer.score.__signature__ = own.replace(parameters=wanted)  # type: ignore[attr-defined]
     return FunctionScorer
 
 

@@ -1,4 +1,4 @@
-"""Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that need it."""
+"""Encode and decode image files in memory: PNG, which is lossless, and JPEG for servers that need it; resize images."""
 
 import io
 from collections.abc import Iterator
@@ -55,6 +55,15 @@ def decode_image(data: bytes, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
         if width * height > most_pixels:
             raise ImageError(f"an image must have at most {most_pixels} pixels, got {width}x{height}")
         return np.array(image.convert("RGB"))
+
+
+def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize an image uint8 [H, W, 3], bicubic; one of this size is returned itself."""
+    from PIL import Image
+
+    if image.shape[:2] == (height, width):
+        return image
+    return np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def pixels_of(data: bytes) -> int:

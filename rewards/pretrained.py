@@ -44,7 +44,7 @@ def load_pretrained(load: Callable[..., Loaded], source: str, **options: Any) ->
         return way(path, what=what, error=ScorerError, remedy=remedy, **options)
 
 
-def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
+def require_whole(load: Callable[..., Loaded], source: str, **options: Any) -> Loaded | None:
     """Check by headers alone what `load_pretrained` checks of a model; of a hub id, check what its cache holds.
 
     Returns:
@@ -61,7 +61,7 @@ def require_whole(load: Callable[..., Loaded], source: str) -> Loaded | None:
         folder = held
     if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         return None
-    return load_pretrained(load, str(folder), device_map="meta", local_files_only=True)
+    return load_pretrained(load, str(folder), device_map="meta", local_files_only=True, **options)
 
 
 def require_pretrained(source: str, *patterns: str) -> None:

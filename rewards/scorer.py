@@ -3,6 +3,7 @@
 check_prompts("ocr", {"min_side": 192}, prompts)      # once, before the run starts
 scorer = build_scorer("ocr", min_side=192)            # or "my_package.my_module:MyScorer"
 scores = scorer.score(images, texts, metadata)        # images uint8 [B, H, W, 3]
+scores = score_prompts(scorer, images, prompts)       # the same, with the condition images of prompts that edit
 """
 
 import inspect
@@ -10,23 +11,28 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from traceback import format_exception
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from protocol.config.reward import RewardConfig
-from protocol.errors import ContractError, ScorerError, breaks_gpu, line_in, named_line, suggest
+from protocol.errors import ContractError, PromptError, ScorerError, breaks_gpu, line_in, named_line, suggest
 from protocol.ground.import_path import find_either, foreign_module, is_path
-from protocol.messages import Metadata, Prompt, Scores
+from protocol.ground.pictures import read_picture
+from protocol.messages import Condition, Metadata, Prompt, Scores
+from protocol.prompts import check_each
 from rewards import loading
 from rewards.function import scorer_class
 from rewards.loading import build_from_path, explained, load_class
 from rewards.scores import joined, split
 
 logger = logging.getLogger(__name__)
+
+Picture = Condition | np.ndarray
+"""A condition image: its file, or its pixels, uint8 [H, W, 3]."""
 
 
 class Scorer(Protocol):
@@ -40,6 +46,9 @@ class Scorer(Protocol):
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
     and a run's result must not depend on how they do it. A scorer whose attribute `sees` is "group" gets all finished
     images of one group in each call and no others, in the order of members, and may compare them.
+
+    A scorer whose `score` has a parameter `conditions` gets the condition images too: for each image a list of uint8
+    [H, W, 3], read-only. If the parameter has no default, a prompt without condition images is refused before a run.
     """
 
     name: str
@@ -99,6 +108,11 @@ SCORERS: dict[str, Registered] = {
     "soft_tifa": Registered("rewards.questions.scorers:SoftTifa"),
     "dpg_questions": Registered("rewards.questions.scorers:DpgQuestions"),
     "win_rate": Registered("rewards.win_rate:WinRate"),
+    "edit_judge": Registered("rewards.editing.judge:EditJudge"),
+    "imgedit_judge": Registered("rewards.editing.judge:ImgEditJudge"),
+    "consistency": Registered("rewards.editing.consistency:Consistency"),
+    "masked_psnr": Registered("rewards.editing.consistency:MaskedPsnr"),
+    "edit": Registered("rewards.editing.edit:Edit"),
 }
 """The built-in scorers by short name."""
 
@@ -147,6 +161,8 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     cls = load_class(path, args=args, extra=extra, find=_class_at)
     is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
     checker = cls if is_static else build_scorer(spec, **args)
+    if _conditions_of(getattr(cls, "score", None)) == "required":
+        _require_conditions(path, prompts)
     with explained(f"{path} cannot check the prompts", path, extra):
         checker.check(prompts)
 
@@ -196,6 +212,10 @@ class CheckedScorer:
         self.low: float = scorer.low
         self.high: float = scorer.high
         self.sees: Literal["image", "group"] = getattr(scorer, "sees", "image")
+        wanted = _conditions_of(scorer.score)
+        self.takes_conditions: bool = getattr(scorer, "takes_conditions", wanted != "none")
+        """Whether it gets condition images."""
+        self._needs_conditions = wanted == "required"
         self.failure = ""
         """Traceback of the newest kind of exception that it raised."""
         self._failures: Counter[str] = Counter()
@@ -204,22 +224,32 @@ class CheckedScorer:
         """Whether to raise what breaks the process's GPU, since another process takes over; else it costs a score."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
+        if self._needs_conditions:
+            _require_conditions(self.name, prompts)
         self._scorer.check(prompts)
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(
+        self,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[Picture]] | None = None,
+    ) -> Scores:
         """Score B images; an image at which the scorer raises has no score, with the exception as reason.
 
         Args:
             images: uint8 [B, H, W, 3].
+            conditions: each image's condition images, read only if the scorer gets them; None if no image has any.
 
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
         """
-        self._check_request(images, prompts, metadata)
+        shown: Sequence[Sequence[Picture]] = [()] * len(images) if conditions is None else conditions
+        self._check_request(images, prompts, metadata, shown)
         read_only = images.view()
         read_only.flags.writeable = False
         began = time.perf_counter()
-        scores, error = self._ask_around_failures(read_only, prompts, metadata)
+        scores, error = self._ask_around_failures(read_only, prompts, metadata, shown)
         if error is not None:
             self._log(error, missing=int((~scores.valid).sum()), images=len(images))
         return replace(scores, seconds=time.perf_counter() - began)
@@ -236,7 +266,11 @@ class CheckedScorer:
         logger.warning("%s", said, exc_info=error)
 
     def _ask_around_failures(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[Picture]],
     ) -> tuple[Scores, BaseException | None]:
         """Score B images, leaving out only images at which the scorer raises; also return the first exception, or None.
 
@@ -246,10 +280,12 @@ class CheckedScorer:
         score.
         """
         errors: list[BaseException] = []
+        pixels: dict[Condition, np.ndarray] = {}
 
         def scored(rows: slice) -> Scores:
             try:
-                return self._ask(images[rows], prompts[rows], metadata[rows])
+                given = {"conditions": self._seen(conditions[rows], pixels)} if self.takes_conditions else {}
+                return self._ask(images[rows], prompts[rows], metadata[rows], given)
             except ContractError:
                 raise
             except (Exception, SystemExit) as error:  # any other failure means the same: no score
@@ -264,21 +300,40 @@ class CheckedScorer:
 
         return scored(slice(0, len(images))), errors[0] if errors else None
 
-    def _ask(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def _seen(
+        self, conditions: Sequence[Sequence[Picture]], pixels: dict[Condition, np.ndarray]
+    ) -> list[list[np.ndarray]]:
+        """Return the pixels of the condition images; `pixels` keeps the files that were read."""
+        if self._needs_conditions and not all(conditions):
+            raise PromptError("an image without a condition image cannot be scored")
+        for condition in {each for row in conditions for each in row if isinstance(each, Condition)} - pixels.keys():
+            pixels[condition] = read_picture(condition)
+            pixels[condition].flags.writeable = False
+        return [[pixels[each] if isinstance(each, Condition) else each for each in row] for row in conditions]
+
+    def _ask(
+        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], given: Mapping[str, Any]
+    ) -> Scores:
         try:
-            scores = self._scorer.score(images, prompts, metadata)
+            scores = self._scorer.score(images, prompts, metadata, **given)
         except ContractError as error:
             raise ContractError(f"scorer {self.name}: {error}") from error
         self._check_answer(scores, len(images))
         return scores
 
-    def _check_request(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> None:
+    def _check_request(
+        self,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[Picture]],
+    ) -> None:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             got = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
             self._break(f"images must be a uint8 array, got {got}")
         if images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
             self._break(f"images must be [B, H, W, 3] without empty axes, got {list(images.shape)}")
-        for what, items in (("prompts", prompts), ("metadata", metadata)):
+        for what, items in (("prompts", prompts), ("metadata", metadata), ("conditions", conditions)):
             if isinstance(items, str | Mapping) or len(items) != len(images):
                 got = f"a single {type(items).__name__}" if isinstance(items, str | Mapping) else len(items)
                 self._break(f"{what} must hold one entry for each of {len(images)} images, got {got}")
@@ -316,6 +371,22 @@ class CheckedScorer:
         raise ContractError(f"scorer {self.name}: {message}; fix the scorer (docs/rewards.md has the contract)")
 
 
+def _conditions_of(score: Callable[..., Any] | None) -> Literal["none", "optional", "required"]:
+    """Tell whether a method has a parameter `conditions`, and whether that has a default."""
+    found = inspect.signature(score).parameters.get("conditions") if score else None
+    if found is None:
+        return "none"
+    return "required" if found.default is found.empty else "optional"
+
+
+def _require_conditions(scorer: str, prompts: Sequence[Prompt]) -> None:
+    def require(prompt: Prompt) -> None:
+        if not prompt.conditions:
+            raise PromptError(f"scorer {scorer} needs an image to compare with, got none: add `image` to the line")
+
+    check_each(prompts, require)
+
+
 def _kind(value: Any) -> str:
     return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
 
@@ -337,11 +408,32 @@ def _check_scorer(scorer: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some images of one request, each with its prompt and metadata. The reward queue writes it, an actor reads it."""
+    """Some images of one request, each with its prompt. The reward queue writes it, an actor reads it."""
 
     rows: tuple[int, ...]
     prompts: tuple[str, ...]
     metadata: tuple[Metadata, ...]
+    conditions: tuple[tuple[Picture, ...], ...]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt]) -> "Piece":
+        """Make the piece of a whole request, with the prompt of each image."""
+        return cls(
+            rows=tuple(range(len(prompts))),
+            prompts=tuple(prompt.text for prompt in prompts),
+            metadata=tuple(prompt.metadata for prompt in prompts),
+            conditions=tuple(prompt.conditions for prompt in prompts),
+        )
+
+    def part(self, chosen: Sequence[int]) -> "Piece":
+        """Return some of the images, by their indices in this piece."""
+        return Piece(**{each.name: tuple(getattr(self, each.name)[index] for index in chosen) for each in fields(self)})
+
+
+def score_prompts(scorer: CheckedScorer, images: np.ndarray, prompts: Sequence[Prompt]) -> Scores:
+    """Score B images uint8 [B, H, W, 3], each with its prompt."""
+    texts, metadata = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
+    return scorer.score(images, texts, metadata, [prompt.conditions for prompt in prompts])
 
 
 def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequence[np.ndarray]) -> Scores:
@@ -361,6 +453,7 @@ def score_pieces(scorer: CheckedScorer, pieces: Sequence[Piece], images: Sequenc
             np.concatenate([chosen[index] for index in indices]),
             [prompt for index in indices for prompt in pieces[index].prompts],
             [metadata for index in indices for metadata in pieces[index].metadata],
+            [conditions for index in indices for conditions in pieces[index].conditions],
         )
         answers |= zip(indices, split(scores, [len(pieces[index].rows) for index in indices]), strict=True)
     return joined([answers[index] for index in range(len(pieces))])

@@ -17,7 +17,7 @@ import numpy as np
 from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, RewardError
-from protocol.messages import Metadata, Scores
+from protocol.messages import Prompt, Scores
 from protocol.ports import ImagesHandle, RewardSource
 from protocol.sink import StatusSink
 
@@ -183,19 +183,15 @@ class Mixture(RewardSource):
 
     _config: RunConfig
 
-    async def score_for_training(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_training(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Mix the scores of the scorers that train."""
-        answers = await self._ask(self._config.reward_weights, images, prompts, metadata, None)
+        answers = await self._ask(self._config.reward_weights, images, prompts, None)
         return mix(answers, self._config.reward_weights)
 
-    async def score_for_evaluation(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
+    async def score_for_evaluation(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
         count = self._config.evaluation.images_per_prompt
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, metadata, count)
+        answers = await self._ask(self._config.evaluation_rewards, images, prompts, count)
         return mix_observed(answers, self._config.evaluated_weights)
 
     @abstractmethod
@@ -203,8 +199,7 @@ class Mixture(RewardSource):
         self,
         names: Collection[str],
         images: ImagesHandle,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
+        prompts: Sequence[Prompt],
         group: int | None,
     ) -> dict[str, Scores]:
         """Return the scores of B images by each of these scorers; `group` images are one group, None: all of them."""

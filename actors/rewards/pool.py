@@ -29,7 +29,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import FlowcreditError, ScorerError
 from protocol.ground.files import sha256_of
 from protocol.ground.import_path import file_of, whole_path
-from protocol.messages import Metadata, Prompt, Scores
+from protocol.messages import Prompt, Scores
 from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
@@ -134,9 +134,7 @@ class RewardPool:
         """Raise InputError for a prompt that the scorer cannot score; an actor checks, since it has the libraries."""
         await self.pool.call(lambda actor: self._answer(actor.check.remote(prompts)))
 
-    async def score(
-        self, images: ImagesHandle, prompts: Sequence[str], metadata: Sequence[Metadata], *, group: int | None = None
-    ) -> Scores:
+    async def score(self, images: ImagesHandle, prompts: Sequence[Prompt], *, group: int | None = None) -> Scores:
         """Score all images, retrying failures; `on_failure` decides about the rest.
 
         Args:
@@ -149,8 +147,8 @@ class RewardPool:
             RewardError: a score is missing and `on_failure` is `fail`.
             ContractError: the scorer broke its contract.
         """
-        whole = Piece(rows=tuple(range(len(prompts))), prompts=tuple(prompts), metadata=tuple(metadata))
-        pieces = [_part(whole, rows) for rows in groups_of(self._config, len(prompts), group)]
+        whole = Piece.of(prompts)
+        pieces = [whole.part(rows) for rows in groups_of(self._config, len(prompts), group)]
         asked = time.monotonic()
         scores = await self._tried(images, pieces)
         failed, pauses = time.monotonic(), 0
@@ -222,7 +220,7 @@ class RewardPool:
                 break
             rows = range(len(piece.rows)) if is_group else missing
             self.retried += len(rows)
-            again = await self.queue.score(images, _part(piece, rows), is_alone=True)
+            again = await self.queue.score(images, piece.part(rows), is_alone=True)
             scores = patched(scores, rows, again)
         return scores
 
@@ -251,15 +249,6 @@ class RewardPool:
             self._paused_s += time.monotonic() - self._paused_since
             log.info("reward %s goes on after %.0f s", self.name, time.monotonic() - self._paused_since)
         self._paused_since, self.paused_because = None, ""
-
-
-def _part(piece: Piece, chosen: Sequence[int]) -> Piece:
-    """Return some of a piece's images, by their indices in it."""
-    return Piece(
-        rows=tuple(piece.rows[index] for index in chosen),
-        prompts=tuple(piece.prompts[index] for index in chosen),
-        metadata=tuple(piece.metadata[index] for index in chosen),
-    )
 
 
 class RewardPools(Mixture):
@@ -309,13 +298,10 @@ class RewardPools(Mixture):
         self,
         names: Collection[str],
         images: ImagesHandle,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
+        prompts: Sequence[Prompt],
         group: int | None,
     ) -> dict[str, Scores]:
-        answers = await asyncio.gather(
-            *(self.rewards[name].score(images, prompts, metadata, group=group) for name in names)
-        )
+        answers = await asyncio.gather(*(self.rewards[name].score(images, prompts, group=group) for name in names))
         return dict(zip(names, answers, strict=True))
 
     def _make_reward(self, name: str, reward: RewardConfig) -> RewardPool:

@@ -189,5 +189,5 @@ def _fail(part: Waiting, error: Exception) -> None:
 
 
 def _cut(piece: Piece, size: int) -> list[Piece]:
-    cuts = [slice(start, start + size) for start in range(0, len(piece.rows), size)]
-    return [Piece(rows=piece.rows[cut], prompts=piece.prompts[cut], metadata=piece.metadata[cut]) for cut in cuts]
+    indices = range(len(piece.rows))
+    return [piece.part(indices[start : start + size]) for start in indices[::size]]

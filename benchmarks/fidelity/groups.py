@@ -71,7 +71,7 @@ def draw_group(policy: FlowPolicy, config: RunConfig, *, number: int, prompt: Pr
     Returns:
         The group.
     """
-    conditioning = policy.conditioning(prompt.text, prompt.negative)
+    conditioning = policy.conditioning(prompt.text, prompt.negative, prompt.conditions)
     key = {"seed": config.seed, "iteration": 0, "group": number, "shape": policy.backbone.latent_shape}
     own = list(range(members))
     steps = list(

@@ -2,11 +2,11 @@
 
     python -m benchmarks.race.race run --iterations 60 --seconds 600    # resumable; every cell in a run folder
     python -m benchmarks.race.race run --only stepwise --seeds 1         # some cells
-    python -m benchmarks.race.race report                                # JSON, plots and tables of all cells
-    python -m benchmarks.race.race report --published docs/results/race_families.json   # of another race
+    python -m benchmarks.race.race report                                # JSON, plot and tables of all cells
+    python -m benchmarks.race.race report --published docs/results/race_graded.json   # of another race
 
-`report` joins the cells of the run folders with the published ones, `docs/results/race_tree.json`; an own cell replaces
-the published cell of the same variant, seed and reward. `report --out docs/results/race_tree.json` publishes own cells.
+`report` joins the cells of the run folders with the published ones, `docs/results/race.json`; an own cell replaces
+the published cell of the same variant, seed and reward. `report --out docs/results/race.json` publishes own cells.
 
 A cell is (variant, seed, reward). A variant is a method with config keys; `benchmarks/race/variants.py` lists the
 methods and the papers' ablations. A cell trains until it has both enough iterations and enough training seconds, so
@@ -15,7 +15,7 @@ learning, without evaluations: CPU seconds of the cell's one process with one th
 little (`--wall` takes wall seconds). All iterations of a cell do the same work, so each counts as many seconds as the
 cell's 10 % quantile, and all seeds of a variant count as the quickest of them.
 The KL term and the running mean are off, and learning rate and clip range are the preset's for every variant, so that
-only the credit differs. Variants with other learning rates show what tuning gives each of the main methods.
+only the credit differs.
 """
 
 import json
@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clock import cpu_clock
-from benchmarks.race.plots import write_plots
-from benchmarks.race.variants import COMMON, LOOKS, METHODS, RATES, REWARDS, THREE_SEEDS, VARIANTS
+from benchmarks.race.plots import write_plot
+from benchmarks.race.variants import COMMON, REWARDS, THREE_SEEDS, VARIANTS
 from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
 from deploy.monitor.summary import STEP_REWARD
@@ -43,7 +44,7 @@ from deploy.run.run import run_training
 from protocol.config.run import RunConfig
 
 RUNS = Path("runs/credit_race")
-PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_tree.json"
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race.json"
 """Cells that were measured before, with their tables; part of the repository."""
 EARLIER: Mapping[str, tuple[int, ...]] = {"pickscore": (20,), "redness": (15,)}
 """Iterations of Flow-GRPO whose scores are goals too, beside its end: a method that begins fast need not get far."""
@@ -201,23 +202,23 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
     Returns:
         The rows; none without cells of Flow-GRPO, or if these have no evaluation at `until`.
     """
-    own = [cell for cell in cells if cell["reward"] == reward and cell["variant"] not in LOOKS.values()]
+    own = [cell for cell in cells if cell["reward"] == reward]
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
-    whole = _mean_curve(basis)
+    whole = mean_curve(basis)
     if until is not None:
         if until not in whole["iterations"]:
             return []
         whole = {name: values[: whole["iterations"].index(until) + 1] for name, values in whole.items()}
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [each for each in own if each["variant"] == cell["variant"]] for cell in own}
-    curves = {variant: _mean_curve(own_cells) for variant, own_cells in by_variant.items()}
+    curves = {variant: mean_curve(own_cells) for variant, own_cells in by_variant.items()}
     methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
     shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
     rows = []
     for variant, mean in curves.items():
-        iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
+        iterations, seconds = (arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
         rows.append(
             {
                 "variant": variant,
@@ -225,9 +226,10 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
-                f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
-                f"at_{shared_s:.0f}_s": _score_at(mean, "seconds", shared_s),
-                f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
+                "deepest_fall": statistics.fmean(deepest_fall(each["scores"]) for each in by_variant[variant]),
+                f"at_iteration_{shared}": score_at(mean, "iterations", shared),
+                f"at_{shared_s:.0f}_s": score_at(mean, "seconds", shared_s),
+                f"at_{whole['seconds'][-1]:.0f}_s": score_at(mean, "seconds", whole["seconds"][-1]),
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
                 "goal_iterations": iterations,
                 "share_of_iterations": iterations and iterations / whole["iterations"][-1],
@@ -238,26 +240,17 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
     return [row | {"goal": goal} for row in rows]
 
 
-def rates(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """Return one row for each method: its first seed's score with each learning rate at the last common iteration."""
-    first = {cell["variant"]: cell for cell in cells if cell["reward"] == reward and cell["seed"] == 0}
-    rows = []
-    for name in METHODS:
-        names = {None: name} | {rate: LOOKS[name, rate] for rate in RATES}
-        found = {rate: first[named] for rate, named in names.items() if named in first}
-        shared = set.intersection(*(set(cell["iterations"]) for cell in found.values())) if found else {0}
-        if len(found) == len(names) and (last := max(shared)):
-            scores = {"preset" if rate is None else str(rate): _at(cell, last) for rate, cell in found.items()}
-            rows.append({"method": name, "at_iteration": last} | scores)
-    return rows
+def deepest_fall(scores: Sequence[float]) -> float:
+    """Return how far a curve falls at most below what it had reached."""
+    return max(peak - score for peak, score in zip(accumulate(scores, max), scores, strict=True))
 
 
-def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
+def score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
     """Return the curve's score at the end of the budget, or None if the curve ends before."""
     return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
 
 
-def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
+def arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
     """Return when the curve first reaches the goal, or None if it never does."""
     for index, score in enumerate(scores):
         if score >= goal:
@@ -266,7 +259,7 @@ def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> fl
     return None
 
 
-def _mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Average the seeds at the evaluations that all of them have."""
     shared = sorted(set.intersection(*(set(cell["iterations"]) for cell in cells)))
     return {
@@ -352,9 +345,11 @@ def report(
     published: Annotated[
         Path, typer.Option(exists=True, dir_okay=False, help="JSON file of cells that were measured before.")
     ] = PUBLISHED,
-    out: Annotated[Path, typer.Option(help="JSON file; the plots have the same stem.")] = Path("runs/credit_race.json"),
+    out: Annotated[Path, typer.Option(help="JSON file; the plot beside it has the same stem.")] = Path(
+        "runs/credit_race.json"
+    ),
 ) -> None:
-    """Read the cells of `runs` and the published ones, write JSON and plots, and print the tables."""
+    """Read the cells of `runs` and the published ones, write JSON and plot, and print the tables."""
     cells = known_cells(runs, published)
     if not cells:
         raise typer.BadParameter(
@@ -370,11 +365,9 @@ def report(
         for reward in REWARDS
         for until in (*EARLIER.get(reward, ()), None)
     }
-    tried = {reward: rates(cells, reward) for reward in REWARDS}
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_as_json({"cells": cells, "tables": tables, "rates": tried}), encoding="utf-8")
-    for path in write_plots(cells, out):
-        typer.echo(path)
+    out.write_text(_as_json({"cells": cells, "tables": tables}), encoding="utf-8")
+    write_plot(cells, out.with_suffix(".png"))
     for reward, rows in tables.items():
         if rows:
             goal = rows[0]["goal"]
@@ -382,9 +375,6 @@ def report(
                 f"{reward}: Flow-GRPO ends at {goal:.3f}",
                 [{k: v for k, v in row.items() if k != "goal"} for row in rows],
             )
-    for reward, rows in tried.items():
-        if rows:
-            _print(f"{reward}: learning rates", rows)
 
 
 def _as_json(tree: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Does the winner of the race still win when the run is set up differently?
 
     python -m benchmarks.race.robustness run --reward redness --iterations 9    # resumable
-    python -m benchmarks.race.robustness report --out docs/results/robustness.json # JSON, figure, tables
+    python -m benchmarks.race.robustness report --out docs/results/robustness.json # JSON, tables
 
 A cell is one of the race (`benchmarks/race/race.py`) with the overrides of one setting: another number of steps,
 schedule, guidance, group size or learning rate, or held-out prompts of kinds that no training prompt has. Every setting
@@ -101,30 +101,6 @@ def table_of(cells: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, 
     return rows
 
 
-def draw(tables: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draw a panel for each reward: a row for each setting, a point for each variant."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * len(tables) + 3, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    for panel, (reward, rows) in zip(panels, tables.items(), strict=True):
-        heights = range(len(rows), 0, -1)
-        panel.plot([row["start"] for row in rows], heights, "|", color="grey", ms=12, label="before training")
-        for number, variant in enumerate(VARIANTS):
-            points = [
-                (row[variant], height) for row, height in zip(rows, heights, strict=True) if row[variant] is not None
-            ]
-            scores, rows_at = [score for score, _ in points], [height for _, height in points]
-            panel.plot(scores, rows_at, "osDv"[number], color=f"C{number}", ms=7, alpha=0.85, label=variant)
-        labels = [f"{row['setting']} ({row['iteration']})" for row in rows]
-        panel.set(xlabel=f"held-out score ({reward})", yticks=list(heights), yticklabels=labels)
-        panel.grid(axis="y", alpha=0.3)
-    panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    figure.savefig(path, dpi=120)
-
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Runs = Annotated[Path, typer.Option(help="Folder of the cells.")]
 
@@ -167,9 +143,9 @@ def report(
     published: Annotated[
         Path, typer.Option(exists=True, dir_okay=False, help="JSON file of cells that were measured before.")
     ] = PUBLISHED,
-    out: Annotated[Path, typer.Option(help="JSON file; the figure has the same stem.")] = Path("runs/robustness.json"),
+    out: Annotated[Path, typer.Option(help="JSON file.")] = Path("runs/robustness.json"),
 ) -> None:
-    """Write JSON and a figure of all cells, of `runs` and published, and print a table for each reward."""
+    """Write JSON of all cells, of `runs` and published, and print a table for each reward."""
     cells = results(runs, published)
     if not cells:
         raise typer.BadParameter(f"{runs} holds no finished cell: run `python -m benchmarks.race.robustness run` first")
@@ -177,7 +153,6 @@ def report(
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(rounded(cell)) for cell in cells)
     out.write_text(f'{{"cells": [\n{lines}\n]}}\n', encoding="utf-8")
-    draw(tables, out.with_suffix(".png"))
     for reward, rows in tables.items():
         table = Table(*rows[0], title=reward, box=MARKDOWN)
         for row in rows:

@@ -48,7 +48,7 @@ from protocol.errors import ConfigError
 from protocol.ground.resources import resolve
 from protocol.messages import GenerateRequest, Rollout, ScoredGroup, ScoredShard, Scores, ShardRequest
 from protocol.prompts import read_prompts
-from rewards.scorer import Piece, score_pieces, scorer_of
+from rewards.scorer import score_prompts, scorer_of
 
 VARIANTS = (
     (),
@@ -251,9 +251,8 @@ def score(config: RunConfig, folder: Path, name: str) -> None:
         prompt = _loaded(path.with_suffix(".rollout")).request.prompt
         images = pickle.loads(path.read_bytes())
         for start in range(0, len(images), reward.batch):
-            rows = tuple(range(start, min(start + reward.batch, len(images))))
-            piece = Piece(rows=rows, prompts=(prompt.text,) * len(rows), metadata=(prompt.metadata,) * len(rows))
-            score_pieces(scorer, [piece], [images])
+            batch = images[start : start + reward.batch]
+            score_prompts(scorer, batch, [prompt] * len(batch))
 
 
 def _loaded(path: Path) -> Rollout:

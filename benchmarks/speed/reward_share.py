@@ -11,7 +11,7 @@ import numpy as np
 from deploy.presets import load_config
 from deploy.run.local import LocalFleet
 from learner.loop.groups import Groups
-from protocol.messages import Metadata, Scores
+from protocol.messages import Prompt, Scores
 from protocol.ports import RewardSource
 from protocol.prompts import read_prompts
 
@@ -22,21 +22,10 @@ class Watched:
     def __init__(self, inner: Any) -> None:
         self.inner, self.seconds, self.images = inner, 0.0, 0
 
-    async def score_for_training(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
-    ) -> Scores:
-        """Score with the inner source and record the CPU time; nothing else may run in the meantime.
-
-        Args:
-            images: B images.
-            prompts: B texts.
-            metadata: B mappings.
-
-        Returns:
-            Scores of B images.
-        """
+    async def score_for_training(self, images: np.ndarray, prompts: Sequence[Prompt]) -> Scores:
+        """Score with the inner source and record the CPU time; nothing else may run in the meantime."""
         began = time.process_time()
-        scores = await self.inner.score_for_training(images, prompts, metadata)
+        scores = await self.inner.score_for_training(images, prompts)
         self.seconds += time.process_time() - began
         self.images += len(prompts)
         return scores

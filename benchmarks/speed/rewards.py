@@ -20,7 +20,7 @@ from rich.progress import track
 from benchmarks.speed.reward_share import share
 from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
-from protocol.messages import Metadata
+from protocol.messages import Metadata, Prompt
 from rewards.scorer import build_scorer
 
 console = Console(highlight=False, soft_wrap=True)
@@ -155,7 +155,8 @@ async def drive(
     import ray
 
     starts = range(0, len(images), request)
-    parts = [(ray.put(images[s : s + request]), texts[s : s + request], lines[s : s + request]) for s in starts]
+    prompts = [Prompt(index=0, text=text, metadata=line) for text, line in zip(texts, lines, strict=True)]
+    parts = [(ray.put(images[s : s + request]), prompts[s : s + request]) for s in starts]
     answers = await asyncio.gather(*(source.score_for_training(*part) for part in parts))
     return np.concatenate([answer.values for answer in answers])
 

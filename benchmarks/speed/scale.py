@@ -1,7 +1,7 @@
 """How the loop scales: the real loop, pools, queues, messages and board over actors with simulated models.
 
     python -m benchmarks.speed.scale --rollout 64 --rewards 16 --workers 16 --groups 2000
-    python -m benchmarks.speed.scale --sweep --json docs/results/scale.json --chart docs/results/scale.png
+    python -m benchmarks.speed.scale --sweep
 
 Every shard, score and micro-batch takes a stated time with jitter; trajectories, images and adapter have their real
 size. A shard has 24 trajectories of 10 steps and 264 images of 64 x 64. The pace is compared with the ideal of the
@@ -55,7 +55,6 @@ SWEEPS: Mapping[str, Sequence[int]] = {
 """The numbers of each side, while the other sides keep their numbers."""
 BESIDE = {"rollout": 32, "rewards": 16, "workers": 16}
 """The numbers of the other sides in a sweep."""
-AXES = {"rollout": "rollout actors", "rewards": "reward actors", "workers": "learner workers"}
 ROUNDS = 4
 """Iterations of one measurement of a sweep."""
 HELPS = 1.05
@@ -300,7 +299,6 @@ def main(
     seats: Annotated[int, typer.Option(help="Simulated actors in one process.", min=1)] = 32,
     sweep: Annotated[bool, typer.Option(help="Change each side in turn, up to 128 rollout actors.")] = False,
     path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Draw them there.")] = None,
 ) -> None:
     """Measure how far the loop's pace is from the ideal of its slowest side."""
     times = Times(shard_s=shard_s, score_s=score_s, pair_s=pair_s, jitter=jitter, adapter_mb=adapter_mb)
@@ -329,8 +327,6 @@ def main(
     }
     if path:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if chart:
-        draw(rows, chart)
 
 
 def sweep_sizes() -> list[tuple[str, Size]]:
@@ -362,30 +358,6 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(str(row[name]) for name in names))
     Console(width=200).print(table)
-
-
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw pace and ideal against the number of each side's actors, and the driver's load."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    sides = [side for side in SWEEPS if any(row["side"] == side for row in rows)] or [""]
-    figure = Figure(figsize=(4 * len(sides) + 4, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    *paces, driver = figure.subplots(1, len(sides) + 1)
-    for side, pace in zip(sides, paces, strict=True):
-        own = [row for row in rows if row["side"] == side]
-        name = side or "rollout"
-        numbers = [row[name] for row in own]
-        pace.plot(numbers, [row["ideal_per_s"] for row in own], "--", color="grey", label="ideal of the slowest side")
-        pace.plot(numbers, [row["shards_per_s"] for row in own], "o-", label="measured")
-        pace.xaxis.get_major_locator().set_params(integer=True)
-        pace.set(xlabel=AXES[name], ylabel="shards a second", ylim=(0, None))
-        pace.legend()
-        if name == "rollout":
-            driver.plot(numbers, [row["driver_cores"] for row in own], "o-")
-    driver.set(xlabel=AXES["rollout"], ylabel="cores", title="The driver's CPU", ylim=(0, None))
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

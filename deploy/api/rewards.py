@@ -22,14 +22,13 @@ from deploy.api.middleware import Guard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.scorer_process import Place
 from protocol.errors import ContractError, InputError
-from protocol.messages import Prompt, Scores
+from protocol.messages import Condition, Prompt, Scores
 from rewards.http.wire import (
     JSON,
     MSGPACK,
     REQUEST_PIXELS,
     CheckCall,
     CheckReply,
-    Item,
     Message,
     Read,
     ScoreCall,
@@ -50,7 +49,8 @@ MIB = 1024 * 1024
 MOST_PIXELS = 16 * MIB
 """Largest number of pixels of one image: 4096 x 4096."""
 PIXELS_AT_ONCE = 4 * MOST_PIXELS
-"""Largest number of pixels that are decoded at one time for a scorer; a larger request is scored in portions."""
+"""Largest number of pixels that are decoded at one time for a scorer, condition images included; a larger request is
+scored in portions."""
 BODY_BYTES = 64 * MIB
 """Largest body of a request."""
 BODIES_HELD = 8
@@ -82,7 +82,7 @@ class ServedScorer:
         size = len(call.items)
         if size > self._max_waiting:
             raise Problem(413, f"a request may have {self._max_waiting} images, got {size}: send fewer at once")
-        pixels = await asyncio.to_thread(lambda: sum(map(_pixels_to_score, call.items)))
+        pixels = await asyncio.to_thread(_pixels_to_score, call)
         if pixels > REQUEST_PIXELS:
             raise Problem(413, f"a request may have {REQUEST_PIXELS} pixels in all, got {pixels}: send fewer at once")
         if self.waiting + size > self._max_waiting:
@@ -169,7 +169,13 @@ async def scorer_list(request: Request) -> Response:
     """Return the served scorers with the range of their values."""
     served: dict[str, ServedScorer] = request.app.state.served
     facts = tuple(
-        ScorerFacts(name=name, low=finite(facts.low), high=finite(facts.high), sees=facts.sees)
+        ScorerFacts(
+            name=name,
+            low=finite(facts.low),
+            high=finite(facts.high),
+            sees=facts.sees,
+            takes_conditions=facts.takes_conditions,
+        )
         for name, facts in ((name, item.slot.facts) for name, item in served.items())
     )
     return _reply(ScorerList(scorers=facts), request)
@@ -196,7 +202,15 @@ def _health(is_degraded: bool) -> str:  # noqa: FBT001
 
 
 def _problem_of(scorer: CheckedScorer, call: CheckCall) -> str:
-    prompts = [Prompt(index=line.index, text=line.text, metadata=line.metadata) for line in call.prompts]
+    prompts = [
+        Prompt(
+            index=line.index,
+            text=line.text,
+            metadata=line.metadata,
+            conditions=tuple(Condition(path="", sha256=sha256) for sha256 in line.conditions),
+        )
+        for line in call.prompts
+    ]
     try:
         scorer.check(prompts)
     except InputError as error:
@@ -206,17 +220,25 @@ def _problem_of(scorer: CheckedScorer, call: CheckCall) -> str:
 
 def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     """Score all images. An unreadable image has no score; if the scorer breaks its contract, no image has one."""
-    if scorer.sees == "group" and sum(map(_pixels_to_score, call.items)) > PIXELS_AT_ONCE:
+    if scorer.sees == "group" and _pixels_to_score(call) > PIXELS_AT_ONCE:
         return Scores.missing(
             len(call.items), f"a group may have {PIXELS_AT_ONCE} pixels in all: send fewer or smaller"
         )
     reasons = ["not scored"] * len(call.items)
     scored: list[tuple[list[int], Scores]] = []
     try:
-        for images in _decoded(call, reasons):
-            items = [call.items[row] for row in images]
-            pieces = [Piece(rows=(0,), prompts=(item.prompt,), metadata=(item.metadata,)) for item in items]
-            scored.append((list(images), score_pieces(scorer, pieces, [image[None] for image in images.values()])))
+        for portion in _decoded(call, reasons, takes_conditions=scorer.takes_conditions):
+            pieces = [
+                Piece(
+                    rows=(0,),
+                    prompts=(call.items[row].prompt,),
+                    metadata=(call.items[row].metadata,),
+                    conditions=(conditions,),
+                )
+                for row, (_, conditions) in portion.items()
+            ]
+            images = [image[None] for image, _ in portion.values()]
+            scored.append((list(portion), score_pieces(scorer, pieces, images)))
     except ContractError as error:
         log.exception("a scorer broke its contract")
         return Scores.missing(len(reasons), str(error))
@@ -226,31 +248,49 @@ def _score_items(scorer: CheckedScorer, call: ScoreCall) -> Scores:
     return scores
 
 
-def _pixels_to_score(item: Item) -> int:
-    """Read an image's number of pixels; 0 if it will not be decoded."""
-    try:
-        pixels = pixels_of(item.image)
-    except ImageError:
-        return 0
-    return pixels if pixels <= MOST_PIXELS else 0
+def _pixels_to_score(call: ScoreCall) -> int:
+    """Count the pixels of all images and condition images of a call that will be decoded."""
+
+    def pixels(data: bytes) -> int:
+        try:
+            found = pixels_of(data)
+        except ImageError:
+            return 0
+        return found if found <= MOST_PIXELS else 0
+
+    return sum(map(pixels, (*(item.image for item in call.items), *call.pictures)))
 
 
-def _decoded(call: ScoreCall, reasons: list[str]) -> Iterator[dict[int, np.ndarray]]:
+Seen = tuple[np.ndarray, tuple[np.ndarray, ...]]
+"""An image and its condition images."""
+
+
+def _decoded(call: ScoreCall, reasons: list[str], *, takes_conditions: bool) -> Iterator[dict[int, Seen]]:
     """Yield the images of a call by row, at most `PIXELS_AT_ONCE` at a time; `reasons` receives why others fail."""
-    images: dict[int, np.ndarray] = {}
+    portion: dict[int, Seen] = {}
+    pictures: dict[int, np.ndarray] = {}
     left = PIXELS_AT_ONCE
     for row, item in enumerate(call.items):
+        wanted = item.conditions if takes_conditions else ()
         try:
-            pixels = pixels_of(item.image)
-            if pixels > left and images:
-                yield images
-                images, left = {}, PIXELS_AT_ONCE
-            images[row] = decode_image(item.image, most_pixels=MOST_PIXELS)
-            left -= pixels
+            pixels = {index: pixels_of(call.pictures[index]) for index in wanted}
+            own = pixels_of(item.image)
+            if own + sum(pixels.values()) > PIXELS_AT_ONCE:
+                raise ImageError(f"an image and its condition images may have {PIXELS_AT_ONCE} pixels in all")
+            if own + sum(pixels[index] for index in pixels.keys() - pictures.keys()) > left and portion:
+                yield portion
+                portion, pictures, left = {}, {}, PIXELS_AT_ONCE
+            for index in pixels.keys() - pictures.keys():
+                pictures[index] = decode_image(call.pictures[index], most_pixels=MOST_PIXELS)
+                pictures[index].flags.writeable = False
+                left -= pixels[index]
+            image = decode_image(item.image, most_pixels=MOST_PIXELS)
+            left -= own
+            portion[row] = image, tuple(pictures[index] for index in wanted)
         except ImageError as error:
             reasons[row] = str(error)
-    if images:
-        yield images
+    if portion:
+        yield portion
 
 
 def _find(request: Request, name: str) -> ServedScorer:

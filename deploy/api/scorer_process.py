@@ -31,11 +31,11 @@ class Facts(NamedTuple):
     low: float
     high: float
     sees: Literal["image", "group"]
+    takes_conditions: bool = False
 
     @classmethod
     def of(cls, scorer: CheckedScorer) -> "Facts":
-        """Return the facts of a scorer."""
-        return cls(scorer.low, scorer.high, scorer.sees)
+        return cls(scorer.low, scorer.high, scorer.sees, scorer.takes_conditions)
 
 
 class Place(Protocol):
@@ -103,7 +103,6 @@ class ScorerProcess(Place):
         return answer
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._thread.shutdown(wait=False)
 

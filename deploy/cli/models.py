@@ -121,6 +121,7 @@ def export(
 def encode(preset: Preset, overrides: Overrides = None) -> None:
     """Encode the prompts of a preset into model.embedding_cache, in this process."""
     from deploy.run.encode import encode_ahead
+    from flow.models.located import locate
     from protocol.prompts import read_prompts
 
     config = load_config(preset, overrides=overrides or [])
@@ -129,4 +130,5 @@ def encode(preset: Preset, overrides: Overrides = None) -> None:
     prompts = [
         prompt for path in (config.data.train, config.data.heldout) for prompt in read_prompts(config.data, path)
     ]
+    locate(config.model).require_conditions(prompts)
     asyncio.run(encode_ahead(config, prompts, is_local=True, say=typer.echo))

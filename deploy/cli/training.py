@@ -236,7 +236,11 @@ def _dry_run(
     if (config.model.path, config.model.tiny_decoder) != asked:
         typer.echo("note: this estimate takes the model's config files that flowcredit ships")
     prompts, heldout = inputs.prompts, inputs.heldout
-    found = estimate(config, prompts=len(inputs.all_prompts))
+    found = estimate(
+        config,
+        prompts=len(inputs.all_prompts),
+        conditions=max(len(prompt.conditions) for prompt in inputs.all_prompts),
+    )
     for line in plan_lines(config, found, prompts=len(prompts), heldout=len(heldout), tflops=tflops):
         typer.echo(line)
     same = {name: other.model_copy(update={"model": config.model}) for name, other in others.items()}

@@ -1,22 +1,22 @@
-"""Encodes a run's prompts before it starts, so that no actor of the run holds a text encoder."""
+"""Encodes a run's prompts and their images before it starts, so that no actor of the run holds an encoder."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
 from flow.device import device_of, torch_threads
 from protocol.config.run import RunConfig
-from protocol.messages import Prompt
+from protocol.messages import Asked, Prompt
 
 BATCH = 256
 """Prompts per call; a call has a rollout actor's deadline."""
 
 
-def texts_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """List every text that the policy may need: the prompts, and their negatives if guidance uses them."""
-    texts = [prompt.text for prompt in prompts]
+def asked_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[Asked]:
+    """List what the policy may need: the prompts with their images, and their negatives if guidance uses them."""
+    asked = [(prompt.text, prompt.conditions) for prompt in prompts]
     if config.model.guidance > 1:
-        texts += [prompt.negative for prompt in prompts]
-    return list(dict.fromkeys(texts))
+        asked += [(prompt.negative, prompt.conditions) for prompt in prompts]
+    return list(dict.fromkeys(asked))
 
 
 async def encode_ahead(
@@ -35,9 +35,9 @@ async def encode_ahead(
     """
     if config.model.embedding_cache is None:
         return
-    texts = texts_of(config, prompts)
-    say(f"looking up {len(texts)} prompts in {config.model.embedding_cache}")
-    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+    asked = asked_of(config, prompts)
+    say(f"looking up {len(asked)} prompts in {config.model.embedding_cache}")
+    batches = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
     if is_local:
         encoded = await _locally(config, batches)
     else:
@@ -48,13 +48,13 @@ async def encode_ahead(
         say(f"encoded {encoded} new prompts")
 
 
-async def _locally(config: RunConfig, batches: Sequence[Sequence[str]]) -> int:
+async def _locally(config: RunConfig, batches: Sequence[Sequence[Asked]]) -> int:
     from flow.models.load import open_embeddings
 
     role = config.cluster.rollout
     embeddings = await asyncio.to_thread(open_embeddings, config.model, device=device_of(role))
 
-    def fill(batch: Sequence[str]) -> int:
+    def fill(batch: Sequence[Asked]) -> int:
         with torch_threads(role.threads):
             return embeddings.fill(batch)
 

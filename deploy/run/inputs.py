@@ -69,7 +69,7 @@ def read_inputs(config: RunConfig) -> Inputs:
 
         require_rule(config.credit)
         require_objective(config.learner)
-    return Inputs(read_prompts(config.data, config.data.train), _heldout(config), model)
+    return Inputs(_prompts(config, config.data.train, model), _heldout(config, model), model)
 
 
 def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
@@ -80,17 +80,22 @@ def check_heldout(config: RunConfig, *, is_local: bool) -> list[Prompt]:
     Raises:
         InputError: one of them cannot be used.
     """
-    _checked_model(config)
-    heldout = _heldout(config)
+    heldout = _heldout(config, _checked_model(config))
     for problem in reward_problems(config, heldout, is_local=is_local):
         raise problem
     return heldout
 
 
-def _heldout(config: RunConfig) -> list[Prompt]:
-    heldout = read_prompts(config.data, config.data.heldout)
+def _heldout(config: RunConfig, model: Located) -> list[Prompt]:
+    heldout = _prompts(config, config.data.heldout, model)
     require_own_names(heldout)
     return heldout
+
+
+def _prompts(config: RunConfig, path: str, model: Located) -> list[Prompt]:
+    prompts = read_prompts(config.data, path)
+    model.require_conditions(prompts)
+    return prompts
 
 
 def _checked_model(config: RunConfig) -> Located:

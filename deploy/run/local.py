@@ -33,7 +33,6 @@ from protocol.messages import (
     Excerpt,
     GenerateRequest,
     LearnerState,
-    Metadata,
     Prompt,
     Receipt,
     ScoredGroup,
@@ -44,7 +43,7 @@ from protocol.messages import (
 from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
-from rewards.scorer import CheckedScorer, scorer_of
+from rewards.scorer import CheckedScorer, score_prompts, scorer_of
 from rewards.scores import Mixture, Tally, groups_of, joined, settle
 
 Result = TypeVar("Result")
@@ -213,8 +212,7 @@ class LocalFleet(Mixture):
         self,
         names: Collection[str],
         images: np.ndarray,
-        prompts: Sequence[str],
-        metadata: Sequence[Metadata],
+        prompts: Sequence[Prompt],
         group: int | None,
     ) -> dict[str, Scores]:
         """Score once with each scorer; where `pause` would wait, the run ends: no process could replace the scorer."""
@@ -222,14 +220,14 @@ class LocalFleet(Mixture):
         for name in names:
             config = self._config.rewards[name].model_copy(update={"tries": 1})
             cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
-            own = deepcopy(metadata)  # as in a process of its own: what a scorer changes there, no other call sees
+            own = deepcopy(list(prompts))  # as in a process of its own: what a scorer changes there, no other call sees
 
             def score(
                 scorer: CheckedScorer = self._scorers[name],
                 cuts: Sequence[slice] = cuts,
-                own: Sequence[Metadata] = own,
+                own: Sequence[Prompt] = own,
             ) -> Scores:
-                return joined([scorer.score(images[cut], prompts[cut], own[cut]) for cut in cuts])
+                return joined([score_prompts(scorer, images[cut], own[cut]) for cut in cuts])
 
             scores = await self._run(f"reward/{name}", score)
             if config.on_failure == "pause" and not scores.valid.any():

@@ -27,7 +27,7 @@ from flow.rollout import rollout_shard
 from learner.credit.step_weights import step_weights
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
-from protocol.messages import Prompt, ShardRequest
+from protocol.messages import Condition, Prompt, ShardRequest
 
 GIB = 2**30
 CONTEXT = int(0.8 * GIB)
@@ -119,11 +119,12 @@ class Estimate:
         yield f"the adapter (LoRA) has {self.trained / 1e6:.2f} million numbers to train"
 
 
-def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
+def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS, conditions: int = 0) -> Estimate:
     """Estimate the cost of a config; only the config files of its model are read.
 
     Args:
         prompts: number of prompts of the run; each model process keeps embeddings of at most `KEPT_PROMPTS` of them.
+        conditions: most condition images of a prompt, if more than the model needs; they count as squares.
 
     Returns:
         Counts, and memory in bytes.
@@ -134,6 +135,7 @@ def estimate(config: RunConfig, *, prompts: int = KEPT_PROMPTS) -> Estimate:
     """
     fake = FakeTensorMode()
     backbone = hollow_backbone(config.model, within=fake)
+    backbone.example_conditions = max(conditions, backbone.example_conditions)
     with fake:
         encoders = [] if config.model.embedding_cache else list(hollow_encoders(config.model))
     return estimate_of(config, backbone, encoders, adapter_config(config.model), fake=fake, prompts=prompts)
@@ -460,9 +462,9 @@ class Counter:
         del height, width
         return self
 
-    def encode(self, text: str) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
         """Return an empty conditioning."""
-        del text
+        del text, conditions
         return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})
 
     def velocity(

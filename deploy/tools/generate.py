@@ -85,10 +85,12 @@ def generate_images(
         raise ConfigError("--adapter-share is the share of an adapter, and --base has none: give one of them")
     config = config_of(run)
     prompts = [replace(each, negative=each.negative or config.data.negative) for each in prompts]
+    located = locate(config.model)
+    located.require_conditions(prompts)
     steps = steps or config.evaluation.steps
     first = first_steps(adapter_share, steps)
     if size:
-        locate(config.model).sizes.require(*size, names=("--height", "--width"))
+        located.sizes.require(*size, names=("--height", "--width"))
     state = None if is_base else checkpoint_of(run, best_checkpoint(run) if is_best else iteration)[0]
     policy, lora = build_policy(config, device=_usable(device or best_device()))
     if state is not None:

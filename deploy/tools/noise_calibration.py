@@ -172,6 +172,7 @@ def _gains(
     from flow.rollout import rollout_shard
     from learner.credit.rules import gains
     from learner.credit.tables import along_windows, reward_tables
+    from rewards.scorer import score_prompts
     from rewards.scores import mix
 
     policy = policy_of(backbone, config)
@@ -187,8 +188,7 @@ def _gains(
             adapter_digest="",
         )
         rollout, images = rollout_shard(policy, request, config)
-        texts, metadata = [prompt.text] * len(images), [prompt.metadata] * len(images)
-        answers = {name: scorer.score(images, texts, metadata) for name, scorer in scorers.items()}
+        answers = {name: score_prompts(scorer, images, [prompt] * len(images)) for name, scorer in scorers.items()}
         shard = ScoredShard(rollout=rollout, facts=rollout.facts(), scores=mix(answers, config.reward_weights))
         group = ScoredGroup(prompt=prompt, shards=(shard,))
         held = reward_tables([group], members=request.members, total=config.sampling.steps)

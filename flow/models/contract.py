@@ -9,20 +9,24 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from protocol.messages import Condition
+
 EMBEDS = "encoder_hidden_states"
 """Name of the embeddings [B, tokens, D] whose prompts may differ in length."""
+CONDITION = "condition_"
+"""With a number of two digits: the names of the latents [B, C, h, w] of a prompt's condition images, in their order."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Text embeddings of a batch; rows are prompts.
+    """Text embeddings of a batch, and latents of its condition images; rows are prompts.
 
     `lengths` lie on the host, so no forward waits until the device tells how long its prompts are.
     """
 
     tensors: Mapping[str, Tensor]
     """By the name of the transformer's argument, each [B, ...]. `EMBEDS` is as long as the longest prompt; shorter ones
-    end in zeros."""
+    end in zeros. Those whose names begin with `CONDITION` are `conditions`."""
     lengths: tuple[int, ...]
     """Tokens of each row without these zeros."""
 
@@ -35,6 +39,21 @@ class Conditioning:
     def __len__(self) -> int:
         """Rows B."""
         return len(self.lengths)
+
+    @property
+    def texts(self) -> dict[str, Tensor]:
+        """The tensors without those of condition images."""
+        return {name: each for name, each in self.tensors.items() if not name.startswith(CONDITION)}
+
+    @property
+    def conditions(self) -> list[Float[Tensor, "B C h w"]]:
+        """Latents of the condition images in their order."""
+        return [self.tensors[name] for name in sorted(self.tensors) if name.startswith(CONDITION)]
+
+    def given(self, conditions: Sequence[Float[Tensor, "B C h w"]]) -> "Conditioning":
+        """Return the same rows with the latents of condition images."""
+        named = {f"{CONDITION}{number:02d}": each.contiguous() for number, each in enumerate(conditions)}
+        return Conditioning({**self.tensors, **named}, self.lengths)
 
     def rows(self, piece: slice) -> "Conditioning":
         """Return some of the rows, as long as the longest of them."""
@@ -57,7 +76,8 @@ class Conditioning:
 
 @runtime_checkable
 class Backbone(Protocol):
-    """A pretrained flow-matching text-to-image model. It is frozen; an adapter is attached to `transformer`."""
+    """A pretrained flow-matching model that makes or edits images. It is frozen; an adapter is attached to
+    `transformer`."""
 
     transformer: nn.Module
     latent_shape: tuple[int, int, int]
@@ -77,8 +97,11 @@ class Backbone(Protocol):
         """
         ...
 
-    def encode(self, text: str) -> Conditioning:
-        """Return one prompt's embeddings. A prompt is encoded alone, so other prompts change no bit."""
+    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+        """Return one prompt's embeddings and the latents of its condition images.
+
+        A prompt is encoded alone, so other prompts change no bit.
+        """
         ...
 
     def velocity(
@@ -129,7 +152,7 @@ class Backbone(Protocol):
 
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
-    """Join rows to one batch, as long as its longest prompt.
+    """Join rows to one batch, as long as its longest prompt; their condition images have the same sizes.
 
     Rollout and learner join the same prompts, so they compute with the same shapes and the ratio stays exactly 1.
     """

@@ -97,5 +97,5 @@ def open_embeddings(config: ModelConfig, *, device: str) -> Embeddings:
         ModelError: the model does not exist.
     """
     located = locate_for_images(config)
-    encode = backbone_class(located.family).encode_prompt
+    encode = backbone_class(located.family).encode_whole
     return Embeddings(TextEncoders(located, encode=encode, device=torch.device(device)))

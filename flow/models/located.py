@@ -5,7 +5,7 @@ This module does not import torch, so the process that starts a run stays light.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,10 @@ from flow.models.families import FAMILIES, Family
 from flow.models.hub import INDEX, config_folder, index_folder, is_on_hub, model_folder, tiny_decoder_folder
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
-from protocol.errors import ModelError, one_line
+from protocol.errors import ModelError, PromptError, one_line
 from protocol.ground.resources import resolve
+from protocol.messages import Prompt
+from protocol.prompts import check_each
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 """Class of the schedulers whose sigmas `flow.maths.schedule` computes."""
@@ -48,6 +50,10 @@ class Sizes:
     """Side of a token, of which height and width are multiples."""
     most: int | None
     """Largest height and width: where the position embeddings end; None without a limit."""
+
+    def whole(self, side: int) -> int:
+        """Cut a side to whole tokens, at least one."""
+        return max(1, side // self.token) * self.token
 
     def require(self, height: int, width: int, *, names: tuple[str, str] = ("model.height", "model.width")) -> None:
         """Raise ModelError, with the keys `names`, unless the model can make images of this size in pixels."""
@@ -135,6 +141,31 @@ class Located:
             self.sizes.require(self.model.height, self.model.width)
         if config.evaluation.size:
             self.sizes.require(*config.evaluation.size, names=("evaluation.height", "evaluation.width"))
+
+    def require_conditions(self, prompts: Iterable[Prompt]) -> None:
+        """Check that each prompt has as many condition images as the model takes.
+
+        Raises:
+            PromptError: one has more or fewer; the message names its line.
+        """
+        least, most = self.family.least_conditions, self.family.most_conditions
+        what = f"{self.model.path}, a {self.family.pipeline},"
+
+        def check(prompt: Prompt) -> None:
+            got = len(prompt.conditions)
+            if got and not most:
+                raise PromptError(
+                    f"{what} makes images of text alone, got {got} condition images: take an editing model"
+                    " (docs/editing.md), or leave them out"
+                )
+            if not least <= got <= most:
+                wanted = f"{least}" if least == most else f"{least} to {most}"
+                raise PromptError(
+                    f"{what} takes {wanted} condition images a prompt, got {got}: name them in the prompt file as"
+                    " `image` or `images`"
+                )
+
+        check_each(prompts, check)
 
     def tiny_decoder(self, *, is_whole: bool = True) -> Path | None:
         """Return the folder of `model.tiny_decoder`; None without one. With `is_whole` its weights are downloaded too.

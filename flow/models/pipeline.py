@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 from flow.fused import fuse, join_attention
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
-from flow.models.located import Located, sizes_of
+from flow.models.located import Located, Sizes, sizes_of
 from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
 from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
 from flow.models.text import TextEncoders
@@ -27,6 +28,7 @@ from flow.quantized.transformer import quantization_of
 from flow.spread import spread
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError
+from protocol.messages import Condition
 
 SHIFTS = ("use_dynamic_shifting", "shift_terminal")
 """Scheduler options that some families' schedules follow."""
@@ -76,6 +78,8 @@ class PipelineBackbone(ABC):
     schedule_options: ClassVar[frozenset[str]] = frozenset()
     """Scheduler options that the family's schedule follows, of `SHIFTS`."""
     decoded_again = 0
+    example_conditions: int
+    """Condition images of a prompt of `example`."""
 
     def __init__(
         self,
@@ -99,6 +103,7 @@ class PipelineBackbone(ABC):
         self.transformer = pipeline.transformer.requires_grad_(requires_grad=False).eval()
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
+        self.example_conditions = self.family.least_conditions
         for vae in filter(None, (self.vae, self.tiny_decoder)):
             if device.type == "cpu" or config.vae_compile:
                 _order_channels_last(vae)
@@ -140,7 +145,7 @@ class PipelineBackbone(ABC):
             vae.to(device)
             if tiny:
                 tiny.to(device)
-        encoders = TextEncoders(located, encode=cls.encode_prompt, device=device)
+        encoders = TextEncoders(located, encode=cls.encode_whole, device=device)
         if config.embedding_cache is None:
             encoders.load()
         return FrozenParts(located, device, pipeline, tiny, encoders)
@@ -169,6 +174,48 @@ class PipelineBackbone(ABC):
             The prompt's embeddings, without padding that the model does not attend to.
         """
 
+    @classmethod
+    @torch.no_grad()
+    def encode_whole(
+        cls, pipeline: Any, text: str, pictures: Sequence[np.ndarray], config: ModelConfig, device: torch.device
+    ) -> Conditioning:
+        """Encode one prompt, and the latents of its condition images, uint8 [H, W, 3] each, as the pipeline does."""
+        words = cls.encode_prompt(pipeline, text, config, device)
+        return words.given([cls.encode_condition(pipeline, Image.fromarray(each), config) for each in pictures])
+
+    @classmethod
+    def encode_condition(cls, pipeline: Any, picture: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
+        """Resize a condition image by the family's rule and encode it."""
+        sizes = sizes_of({}, pipeline.vae.config)
+        size = cls.condition_size(picture.width, picture.height, side=config.condition_side, sizes=sizes)
+        pixels = cls.prepared(pipeline, picture, size, sizes)
+        return cls.encode_pixels(pipeline, pixels.to(pipeline.vae.device, pipeline.vae.dtype))
+
+    @classmethod
+    def prepared(
+        cls, pipeline: Any, picture: Image.Image, size: tuple[int, int], sizes: Sizes
+    ) -> Float[Tensor, "1 3 H W"]:
+        """Resize an image to whole tokens; its values are from -1 to 1."""
+        width, height = map(sizes.whole, size)
+        return pipeline.image_processor.preprocess(picture, height, width)
+
+    @classmethod
+    def encode_pixels(cls, pipeline: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C h w"]:
+        """Encode an image from -1 to 1 with the pipeline's VAE, without noise."""
+        return pipeline._encode_vae_image(pixels, None)
+
+    @classmethod
+    def condition_size(cls, width: int, height: int, *, side: int, sizes: Sizes) -> tuple[int, int]:
+        """Return width and height in pixels to which a condition image is resized, before they are cut to whole tokens.
+
+        Args:
+            width: of the image.
+            height: of the image.
+            side: of the square whose area it shall have.
+            sizes: of the model.
+        """
+        raise NotImplementedError(f"{cls.family.pipeline} takes no condition images")
+
     @abstractmethod
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
@@ -188,7 +235,16 @@ class PipelineBackbone(ABC):
         """
 
     def example(self, count: int) -> Conditioning:
-        """Return random embeddings of `count` prompts, for measurements without a text encoder."""
+        """Return random embeddings of `count` prompts with condition images, for measurements without encoders."""
+        words, side = self._example_words(count), self._config.condition_side
+        if not self.example_conditions:
+            return words
+        width, height = map(self._sizes.whole, self.condition_size(side, side, side=side, sizes=self._sizes))
+        shape = count, *self._latent_shape(height, width)
+        return words.given([torch.randn(shape, device=self._device) for _ in range(self.example_conditions)])
+
+    def _example_words(self, count: int) -> Conditioning:
+        """Return random embeddings of `count` prompts."""
         width, length = self._pipeline.transformer.config.joint_attention_dim, self._config.max_sequence_length
         return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})
 
@@ -202,9 +258,9 @@ class PipelineBackbone(ABC):
         other.latent_shape = self._latent_shape(height, width)
         return other
 
-    def encode(self, text: str) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
         """Return a prompt's embeddings; they are kept in memory and, if configured, in the cache folder."""
-        return self._embeddings.of(text)
+        return self._embeddings.of(text, conditions)
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning

@@ -1,23 +1,33 @@
-"""The text encoders of a pipeline: loaded when a prompt first needs them, and freed on request."""
+"""The encoders of prompts and their condition images: loaded when a prompt first needs them, and freed on request."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from flow.models.contract import Conditioning
 from flow.models.located import Located, locate
-from flow.models.parts import is_tokenizer, pipeline_of, read_text_parts, read_tokenizer, transformer_settings
-from flow.models.reading import dtype_of, quiet_libraries
+from flow.models.parts import (
+    is_tokenizer,
+    pipeline_of,
+    read_part,
+    read_text_parts,
+    read_tokenizer,
+    transformer_settings,
+)
+from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
 from protocol.config.model import ModelConfig
+from protocol.ground.pictures import read_picture
+from protocol.messages import Condition
 
-Encode = Callable[[Any, str, ModelConfig, torch.device], Conditioning]
-"""A family's `encode_prompt(pipeline, text, config, device)`: one prompt's embeddings."""
+Encode = Callable[[Any, str, Sequence[np.ndarray], ModelConfig, torch.device], Conditioning]
+"""A family's `encode_whole(pipeline, text, pictures, config, device)`: one prompt with its condition images."""
 
 
 class TextEncoders:
-    """Tokenizers and text encoders of a model, without its transformer and VAE."""
+    """Tokenizers and text encoders of a model, without its transformer; the VAE if a prompt may have images."""
 
     def __init__(self, located: Located, *, encode: Encode, device: torch.device) -> None:
         self.located = located
@@ -25,14 +35,16 @@ class TextEncoders:
         self._encode = encode
         self._pipeline: Any = None
 
-    def encode(self, text: str) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
         """Return one prompt's embeddings on the encoders' device.
 
         Raises:
             ModelError: the encoders cannot be read.
+            PromptError: a condition image is not there any more, or has changed.
         """
         self.load()
-        return self._encode(self._pipeline, text, self.located.model, self.device)
+        pictures = [read_picture(each) for each in conditions]
+        return self._encode(self._pipeline, text, pictures, self.located.model, self.device)
 
     def load(self) -> None:
         """Load the encoders unless they are in memory.
@@ -54,10 +66,12 @@ class TextEncoders:
             self.located = locate(model, is_whole=True)
         with quiet_libraries():
             parts = read_text_parts(self.located, dtype=dtype_of(model))
-            for module in parts.values():
+            has_vae = self.located.family.most_conditions > 0
+            vae = read_part(self.located, "vae", dtype=vae_dtype_of(model)) if has_vae else None
+            for module in (*parts.values(), vae):
                 if isinstance(module, torch.nn.Module):
                     module.requires_grad_(requires_grad=False).eval().to(self.device)
-            pipeline = pipeline_of(self.located, parts, transformer=None, vae=None)
+            pipeline = pipeline_of(self.located, parts, transformer=None, vae=vae)
             # The pipeline reads only the transformer's config: the width of the zeros that replace an absent encoder.
             settings = transformer_settings(self.located)
         pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**settings))
@@ -68,11 +82,14 @@ def overlong(located: Located, texts: Sequence[str]) -> tuple[int, list[str]]:
     """Find the texts that every text encoder of a model cuts.
 
     Returns:
-        Tokens that the encoder with the largest limit reads, and the texts that are longer; none without tokenizers.
+        Tokens that the encoder with the largest limit reads, and the texts that are longer; none without tokenizers,
+        and where images are read with the text, since then nothing is cut.
 
     Raises:
         ModelError: the model's tokenizers cannot be read.
     """
+    if located.family.reads_pictures:
+        return 0, []
     with quiet_libraries("transformers"):
         tokenizers = [read_tokenizer(located, part) for part in located.parts if is_tokenizer(part)]
         if not tokenizers:

@@ -17,8 +17,6 @@ from protocol.prompts import check_each
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of one evaluation."""
-
     score: float
     """Mean over the tags of `by_tag`, as GenEval defines its overall score."""
     by_tag: Mapping[str, float]
@@ -98,9 +96,7 @@ async def evaluate(
         )
         receipt, handle = await ports.rollouts.generate(request)
         receipt.require_adapter_of(request)
-        scores = await ports.rewards.score_for_evaluation(
-            handle, [p.text for p, _ in batch], [p.metadata for p, _ in batch]
-        )
+        scores = await ports.rewards.score_for_evaluation(handle, request.prompts)
         here = [index for index in shown if start <= index < start + len(batch)]
         images = await ports.rollouts.fetch(handle) if here or watch else None
         if watch and images is not None:

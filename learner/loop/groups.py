@@ -151,10 +151,7 @@ class Groups:
             receipt, rollout, images = await self._ports.rollouts.rollout(request)
             receipt.require_adapter_of(request)
             self._observer.rolled_out(request, images)
-            prompt, count = request.prompt, receipt.images
-            scores = await self._ports.rewards.score_for_training(
-                images, [prompt.text] * count, [prompt.metadata] * count
-            )
+            scores = await self._ports.rewards.score_for_training(images, [request.prompt] * receipt.images)
         return ScoredShard(rollout=rollout, facts=receipt.facts, scores=scores, work=receipt.work)
 
     async def _publish(self, adapter: Adapter) -> None:

@@ -110,7 +110,7 @@ class ForwardObjective:
     def _seen(self, batch: NoisedBatch) -> View:
         """Run the policy, and without a gradient the ones to compare with, at the states of the pairs."""
         config = self.config
-        conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative)
+        conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative, batch.prompt.conditions)
         sigma = self.policy.sigma(batch.k, batch.latents)
         level = per_sample(sigma, batch.latents)
         noised = (1 - level) * batch.latents + level * batch.noise

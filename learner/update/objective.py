@@ -58,7 +58,9 @@ class Objective:
 
     def __call__(self, micro_batch: MicroBatch) -> PairLosses:
         """Run the policy, and the reference if the KL has a weight, over one micro-batch."""
-        conditioning = self.policy.conditioning(micro_batch.prompt.text, micro_batch.prompt.negative)
+        conditioning = self.policy.conditioning(
+            micro_batch.prompt.text, micro_batch.prompt.negative, micro_batch.prompt.conditions
+        )
         reference = self._reference(micro_batch, conditioning) if self.config.needs_reference else None
         transition, velocity = self.policy.transition(
             micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state

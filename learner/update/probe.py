@@ -33,7 +33,7 @@ def probe_parity(policy: FlowPolicy, rollout: Rollout, *, bound: float, device: 
     if rollout.log_probs is None:
         raise ContractError("a rollout without log-probs has no ratio; probe its clean latents")
     prompt = rollout.request.prompt
-    conditioning = policy.conditioning(prompt.text, prompt.negative)
+    conditioning = policy.conditioning(prompt.text, prompt.negative, prompt.conditions)
     deviations: list[float] = []
     strides = policy.strides(rollout.steps)
     for column, k in enumerate(rollout.steps):
@@ -82,7 +82,7 @@ def probe_clean(
         step=INITIAL,
         shape=policy.backbone.latent_shape,
     ).to(device)
-    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative)
+    conditioning = policy.conditioning(request.prompt.text, request.prompt.negative, request.prompt.conditions)
     latents = policy.tail(0, latents, conditioning)
     held = torch.from_numpy(rollout.latents[:, -1].copy()).to(device)
     deviation = (latents - held).abs().max().item()

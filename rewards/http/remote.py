@@ -1,5 +1,7 @@
 """A scorer that another machine serves with `flowcredit serve-rewards`; images are sent as PNG.
 
+Condition images are sent only if the served scorer looks at them, each once for a request.
+
 scorer = build_scorer("remote", url="http://10.0.0.7:8100", scorer="ocr")
 """
 
@@ -59,7 +61,7 @@ class RemoteScorer:
 
         Args:
             deadline_s: seconds for all tries of one request together.
-            batch: images in one request; a group is always one request.
+            batch: images in one request, condition images included; a group is always one request.
             parallel: requests in progress at one time.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
@@ -82,13 +84,22 @@ class RemoteScorer:
         if scorer not in facts:
             raise ScorerError(f"the service at {url} serves no {scorer!r}: {suggest(scorer, facts)}")
         low, high, self.sees = facts[scorer].low, facts[scorer].high, facts[scorer].sees
+        self.takes_conditions = facts[scorer].takes_conditions
         self.low = -float("inf") if low is None else low
         self.high = float("inf") if high is None else high
         self._batch = MOST_ITEMS if self.sees == "group" else batch
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raise PromptError if the served scorer refuses the prompts, ScorerError if the service does not answer."""
-        lines = [PromptLine(index=p.index, text=p.text, metadata=dict(p.metadata)) for p in prompts]
+        lines = [
+            PromptLine(
+                index=prompt.index,
+                text=prompt.text,
+                metadata=dict(prompt.metadata),
+                conditions=tuple(condition.sha256 for condition in prompt.conditions),
+            )
+            for prompt in prompts
+        ]
         for first in range(0, len(lines), MOST_ITEMS):
             call = CheckCall(scorer=self.name, prompts=tuple(lines[first : first + MOST_ITEMS]))
             try:
@@ -98,26 +109,62 @@ class RemoteScorer:
             if reply.problem:
                 raise PromptError(reply.problem)
 
-    def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    def score(
+        self,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[np.ndarray]] | None = None,
+    ) -> Scores:
         """Score B images uint8 [B, H, W, 3] in requests of `batch`, or of fewer if those would have too many pixels.
 
         Raises:
             ContractError: the answer breaks the protocol.
         """
-        few = max(1, REQUEST_PIXELS // math.prod(images.shape[1:3]))
-        batch = self._batch if self.sees == "group" else min(self._batch, few)
-        starts = (range(start, min(start + batch, len(images))) for start in range(0, len(images), batch))
-        parts = self._threads.map(lambda rows: self._score_part(rows, images, prompts, metadata), starts)
+        seen: Sequence[Sequence[np.ndarray]] = conditions or [()] * len(images)
+        parts = self._threads.map(
+            lambda rows: self._score_part(rows, images, prompts, metadata, seen), self._requests(images, seen)
+        )
         return joined(list(parts))
 
+    def _requests(self, images: np.ndarray, conditions: Sequence[Sequence[np.ndarray]]) -> list[range]:
+        """Cut the images into requests, within the limits of their number and of pixels."""
+        if self.sees == "group":
+            return [range(len(images))]
+        own = math.prod(images.shape[1:3])
+        requests: list[range] = []
+        start, pictures = 0, dict[int, int]()
+        for row, wanted in enumerate(conditions):
+            named = {id(each): math.prod(each.shape[:2]) for each in wanted}
+            held, size = pictures | named, row + 1 - start
+            if row > start and (size + len(held) > self._batch or size * own + sum(held.values()) > REQUEST_PIXELS):
+                requests.append(range(start, row))
+                start, held = row, named
+            pictures = held
+        return [*requests, range(start, len(images))]
+
     def _score_part(
-        self, rows: range, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self,
+        rows: range,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
+        pictures = {id(each): each for row in rows for each in conditions[row]}  # images of one prompt share theirs
+        place = {key: index for index, key in enumerate(pictures)}
         items = tuple(
-            Item(image=encode_png(images[row]), prompt=prompts[row], metadata=dict(metadata[row])) for row in rows
+            Item(
+                image=encode_png(images[row]),
+                prompt=prompts[row],
+                metadata=dict(metadata[row]),
+                conditions=tuple(place[id(each)] for each in conditions[row]),
+            )
+            for row in rows
         )
+        call = ScoreCall(scorer=self.name, items=items, pictures=tuple(map(encode_png, pictures.values())))
         try:
-            reply = self._post("/v1/score", ScoreCall(scorer=self.name, items=items), ScoreReply)
+            reply = self._post("/v1/score", call, ScoreReply)
         except CallError as error:
             return Scores.missing(len(rows), str(error))
         if reply.scorer != self.name or len(reply.items) != len(rows):

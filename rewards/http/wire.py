@@ -4,14 +4,15 @@
     POST /v1/check    CheckCall -> CheckReply
     GET  /v1/scorers  ScorerList
 
-An image is a byte string in msgpack and base64 in JSON. A missing number is null, never NaN and never 0.
+An image is a byte string in msgpack and base64 in JSON; a condition image that several images share is sent once. A
+missing number is null, never NaN and never 0.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from protocol.errors import ContractError, plain
 from protocol.messages import Scores
@@ -26,6 +27,8 @@ REQUEST_PIXELS = 256 * 1024 * 1024
 """Largest number of pixels of a request's images together, as many as `MOST_ITEMS` images of 512 x 512 have."""
 MOST_VALUES = 128 * MOST_ITEMS
 """Largest number of values of one message, nested ones included: no other thread runs while a parser makes them."""
+MOST_CONDITIONS = 16
+"""Largest number of condition images of one image."""
 MOST_TOGETHER = 8 * MOST_ITEMS
 """Largest number of entries of one list or map in msgpack."""
 
@@ -43,6 +46,8 @@ class Item(Message):
     """A PNG, JPEG or WebP file."""
     prompt: str
     metadata: dict[str, Any] = Field(default_factory=dict)
+    conditions: tuple[int, ...] = Field(default=(), max_length=MOST_CONDITIONS)
+    """The condition images, by their index in the call's `pictures`."""
 
 
 class ScoreCall(Message):
@@ -50,6 +55,15 @@ class ScoreCall(Message):
 
     scorer: ScorerName
     items: tuple[Item, ...] = Field(min_length=1, max_length=MOST_ITEMS)
+    pictures: tuple[bytes, ...] = Field(default=(), max_length=MOST_ITEMS)
+    """Condition images, each once: PNG, JPEG or WebP files."""
+
+    @model_validator(mode="after")
+    def _finds_pictures(self) -> Self:
+        named = {index for item in self.items for index in item.conditions}
+        if named - set(range(len(self.pictures))):
+            raise ValueError(f"conditions must be indices of {len(self.pictures)} pictures, got {sorted(named)[:9]}")
+        return self
 
 
 class ItemAnswer(Message):
@@ -74,6 +88,8 @@ class PromptLine(Message):
     index: int
     text: str
     metadata: dict[str, Any] = Field(default_factory=dict)
+    conditions: tuple[str, ...] = Field(default=(), max_length=MOST_CONDITIONS)
+    """sha256 of each condition image."""
 
 
 class CheckCall(Message):
@@ -99,6 +115,8 @@ class ScorerFacts(Message):
     """Largest value; null if there is none."""
     sees: Literal["image", "group"] = "image"
     """`group`: the images of a request are one group, scored together or not at all."""
+    takes_conditions: bool = False
+    """Whether it looks at condition images."""
 
 
 class ScorerList(Message):

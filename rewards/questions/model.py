@@ -1,7 +1,8 @@
-"""A Qwen3-VL that answers a question about an image with one token.
+"""A Qwen3-VL that answers a question about images, with one token or in words.
 
 model = QuestionModel("Qwen/Qwen3-VL-8B-Instruct")
 (yes,) = model.probabilities(image, "Is the cat red? Answer in one word.", ["Yes", "yes"])
+text, reason = model.ask([before, after], "What has changed?")
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,19 @@ MARK = "{question}"
 class QuestionModel:
     """Each question has a forward of its own, so no other question or image changes an answer."""
 
-    def __init__(self, model: str, *, device: str | None, dtype: str) -> None:
+    parallel = 1
+    """Questions that it answers at one time."""
+
+    def __init__(
+        self, model: str = MODEL, *, device: str | None = None, dtype: str = "bfloat16", max_tokens: int = 512
+    ) -> None:
         """Load the weights.
 
         Args:
             model: folder, `pkg://` path or hub id of a Qwen3-VL.
             device: torch device; by default the GPU if there is one.
             dtype: `bfloat16` or `float32`.
+            max_tokens: of an answer in words.
 
         Raises:
             ScorerError: weights, tokenizer or image processor cannot be loaded.
@@ -48,9 +55,10 @@ class QuestionModel:
             Qwen3VLForConditionalGeneration.from_pretrained, model, dtype=getattr(torch, dtype)
         )
         self._model: Any = loaded.to(self._device).eval().requires_grad_(requires_grad=False)
+        self._max_tokens = max_tokens
 
     @staticmethod
-    def ready(model: str) -> None:
+    def ready(model: str = MODEL, **_: object) -> None:
         """Check that tokenizer, image processor and weights exist, and the weights' headers (ScorerError)."""
         from transformers import Qwen3VLForConditionalGeneration
 
@@ -67,26 +75,49 @@ class QuestionModel:
         Args:
             image: uint8 [H, W, 3].
         """
-        torch = self._torch
-        seen = self._images(images=[image], return_tensors="pt").to(self._device)
-        content = [{"type": "image"}, {"type": "text", "text": words}]
-        chat = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        patches = int(seen.image_grid_thw.prod()) // self._images.merge_size**2
-        ids = self._tokenizer(chat.replace(IMAGE, IMAGE * patches, 1), return_tensors="pt").input_ids.to(self._device)
-        kinds = (ids == self._model.config.image_token_id).int()  # 1 marks the tokens of an image
-        with torch.inference_mode():
-            logits = self._model(
-                input_ids=ids,
-                mm_token_type_ids=kinds,
-                pixel_values=seen.pixel_values,
-                image_grid_thw=seen.image_grid_thw,
-                logits_to_keep=1,
-            ).logits[0, -1]
+        with self._torch.inference_mode():
+            logits = self._model(**self._asked([image], words, words_first=False), logits_to_keep=1).logits[0, -1]
             chances = logits.float().softmax(-1)
         firsts = ([self._tokenizer.encode(answer)[0] for answer in answers] for answers in lists)
         return [float(sum(chances[first] for first in tokens)) for tokens in firsts]
+
+    def ask(self, images: Sequence[np.ndarray], words: str, *, words_first: bool = False) -> tuple[object, str]:
+        """Answer in words, always with the likeliest token, as `rewards.http.chat.ChatModel.ask` does.
+
+        Args:
+            images: each uint8 [H, W, 3].
+
+        Returns:
+            The answer and an empty reason, or None and the reason.
+        """
+        if IMAGE in words:
+            return None, f"a question must not hold {IMAGE}"
+        greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        with self._torch.inference_mode():
+            asked = self._asked(images, words, words_first=words_first)
+            found = self._model.generate(
+                **asked, **greedy, max_new_tokens=self._max_tokens, pad_token_id=self._tokenizer.pad_token_id
+            )
+        answer = found[0, asked["input_ids"].shape[1] :]
+        return self._tokenizer.decode(answer, skip_special_tokens=True), ""
+
+    def _asked(self, images: Sequence[np.ndarray], words: str, *, words_first: bool) -> dict[str, Any]:
+        """Return the model's inputs; `words` hold no `IMAGE`."""
+        seen = self._images(images=list(images), return_tensors="pt").to(self._device)
+        shown, told = [{"type": "image"} for _ in images], [{"type": "text", "text": words}]
+        content = [*told, *shown] if words_first else [*shown, *told]
+        chat = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        patches = (seen.image_grid_thw.prod(-1) // self._images.merge_size**2).tolist()
+        text = "".join(part + IMAGE * count for part, count in zip(chat.split(IMAGE), [*patches, 0], strict=True))
+        ids = self._tokenizer(text, return_tensors="pt").input_ids.to(self._device)
+        return {
+            "input_ids": ids,
+            "mm_token_type_ids": (ids == self._model.config.image_token_id).int(),  # 1 marks the tokens of an image
+            "pixel_values": seen.pixel_values,
+            "image_grid_thw": seen.image_grid_thw,
+        }
 
 
 def require_instruction(instruction: str, *, of: str) -> None:

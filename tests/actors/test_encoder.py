@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.readiness import require_ready_on_ray
-from deploy.run.encode import encode_ahead, texts_of
+from deploy.run.encode import asked_of, encode_ahead
 from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, ScorerError
@@ -27,8 +27,9 @@ def configured(tiny_config: Config, cache: Path, **settings: object) -> RunConfi
 
 
 def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_path: Path) -> None:
-    assert texts_of(configured(tiny_config, tmp_path), PROMPTS) == ["a cat", "a dog"]
-    assert texts_of(configured(tiny_config, tmp_path, guidance=2.0), PROMPTS) == ["a cat", "a dog", "blurry", ""]
+    for guidance, texts in ((1.0, ["a cat", "a dog"]), (2.0, ["a cat", "a dog", "blurry", ""])):
+        asked = asked_of(configured(tiny_config, tmp_path, guidance=guidance), PROMPTS)
+        assert asked == [(text, ()) for text in texts]
 
 
 @pytest.mark.ray

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, RewardError
-from protocol.messages import Metadata, Scores
+from protocol.messages import Metadata, Prompt, Scores
 from rewards.scorer import CheckedScorer, Piece, score_pieces
 from rewards.scores import joined, mix, mix_observed, partly, patched, scored, settle, split
 
@@ -40,7 +40,7 @@ def pixels(*levels: int, width: int = 4) -> np.ndarray:
 
 
 def piece(*rows: int, text: str = "a", **metadata) -> Piece:
-    return Piece(rows=rows, prompts=(text,) * len(rows), metadata=(metadata,) * len(rows))
+    return replace(Piece.of([Prompt(index=0, text=text, metadata=metadata)] * len(rows)), rows=rows)
 
 
 def test_the_paper_s_text_recipe_is_a_weighted_sum_with_each_part_beside_it() -> None:

@@ -13,7 +13,7 @@ from protocol.config.reward import RewardConfig
 from protocol.config.run import RunConfig
 from protocol.prompts import read_prompts
 from rewards.geneval.scorer import PHOTOS
-from rewards.scorer import scorer_of
+from rewards.scorer import score_prompts, scorer_of
 
 IMAGE = 512 * 512 * 3
 """Bytes of an image of the table."""
@@ -90,7 +90,7 @@ def measured_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
             scorer = scorer_of(reward)
             for _ in range(2):  # the first call loads and warms up
                 wall, cpu = time.perf_counter(), time.process_time()
-                scores = scorer.score(images, [each.text for each in asked], [each.metadata for each in asked])
+                scores = score_prompts(scorer, images, asked)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         failed = f"; {int((~scores.valid).sum())} have no score" if not scores.valid.all() else ""
         yield (

@@ -1,9 +1,11 @@
-"""The FLUX.1 family: dev, which takes guidance as a model input, and schnell, which does not.
+"""The FLUX.1 family: dev, which takes guidance as a model input, schnell, which does not, and Kontext, which edits.
 
 Latents are [B, C, H, W] as everywhere; the transformer receives them packed, one token for each 2 x 2 block.
-Classifier-free guidance (`model.guidance` above 1) with a negative prompt is the pipeline's "true CFG".
+Classifier-free guidance (`model.guidance` above 1) with a negative prompt is the pipeline's "true CFG". The tokens of a
+condition image follow those of the latents; their positions differ in the first number, which is 1.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -12,12 +14,10 @@ from torch import Tensor
 
 from flow.maths.schedule import flux_sigmas, static_sigmas
 from flow.models.contract import EMBEDS, Conditioning
-from flow.models.families import FLUX
+from flow.models.families import FLUX, FLUX_KONTEXT
+from flow.models.located import PACK, SIDE, Sizes
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
-
-PACK = 2
-"""Height and width of a token's block, in latents."""
 
 
 class PackedBackbone(PipelineBackbone):
@@ -58,10 +58,10 @@ class Flux(PackedBackbone):
         )
         return Conditioning.of({EMBEDS: cast(Tensor, embeds), "pooled_projections": cast(Tensor, pooled)})
 
-    def example(self, count: int) -> Conditioning:
+    def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings of T5 and CLIP for `count` prompts."""
         pooled = torch.randn(count, self._pipeline.transformer.config.pooled_projection_dim, device=self._device)
-        return Conditioning.of({**super().example(count).tensors, "pooled_projections": pooled})
+        return Conditioning.of({**super()._example_words(count).tensors, "pooled_projections": pooled})
 
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
@@ -71,16 +71,33 @@ class Flux(PackedBackbone):
         guidance = None
         if self._pipeline.transformer.config.guidance_embeds:
             guidance = torch.full((count,), self._config.embedded_guidance, device=latents.device)
+        images = [latents, *conditioning.conditions]
+        grids = [_positions(min(number, 1), each.shape, latents.device) for number, each in enumerate(images)]
         predicted = self.transformer(
-            hidden_states=pack(latents),
+            hidden_states=torch.cat([pack(each) for each in images], dim=1),
             timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             guidance=guidance,
-            img_ids=_positions(height // PACK, width // PACK, latents.device),
+            img_ids=torch.cat(grids),
             txt_ids=torch.zeros(conditioning.lengths[0], 3, device=latents.device),
             return_dict=False,
-            **conditioning.tensors,
+            **conditioning.texts,
         )[0]
-        return unpack(predicted, height=height, width=width)
+        return unpack(predicted[:, : len(grids[0])], height=height, width=width)
+
+
+class FluxKontext(Flux):
+    """A `FluxKontextPipeline` as a `Backbone`. A prompt has one condition image."""
+
+    family = FLUX_KONTEXT
+
+    @classmethod
+    def condition_size(cls, width: int, height: int, *, side: int, sizes: Sizes) -> tuple[int, int]:
+        """Return the size on which the model was trained whose ratio is nearest to that of the image's whole tokens."""
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+        ratio = sizes.whole(width) / sizes.whole(height)
+        _, *trained = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        return trained[0] * side // SIDE, trained[1] * side // SIDE
 
 
 def dynamic_sigmas(settings: Any, *, steps: int, tokens: int) -> Float[Tensor, " points"]:
@@ -118,9 +135,10 @@ def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: in
     return cells.reshape(count, channels, height, width)
 
 
-def _positions(rows: int, columns: int, device: torch.device) -> Float[Tensor, "tokens 3"]:
-    """Return (0, row, column) of every token."""
-    grid = torch.zeros(rows, columns, 3, device=device)
+def _positions(first: int, shape: Sequence[int], device: torch.device) -> Float[Tensor, "tokens 3"]:
+    """Return (first, row, column) of every token of latents of a shape [B, C, H, W]."""
+    rows, columns = shape[2] // PACK, shape[3] // PACK
+    grid = torch.full((rows, columns, 3), float(first), device=device)
     grid[..., 1] = torch.arange(rows, device=device)[:, None]
     grid[..., 2] = torch.arange(columns, device=device)[None, :]
     return grid.view(rows * columns, 3)

@@ -62,7 +62,7 @@ class QwenImage21(PipelineBackbone):
             raise ModelError(f"Qwen-Image-2.1's schedule needs at least 2 steps and a dynamic shift, got {steps} steps")
         return dynamic_sigmas(settings, steps=steps, tokens=height * width)
 
-    def example(self, count: int) -> Conditioning:
+    def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings of `count` prompts of the greatest length."""
         width, length = self._pipeline.transformer.config.context_in_dim, self._config.max_sequence_length
         return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})

@@ -44,7 +44,7 @@ class StableDiffusion3(PipelineBackbone):
         scheduler = self._pipeline.scheduler.config
         return sd3_sigmas(steps=steps, shift=scheduler.shift, train_timesteps=scheduler.num_train_timesteps)
 
-    def example(self, count: int) -> Conditioning:
+    def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings (CLIP's tokens, then T5's) and pooled projections of `count` prompts."""
         settings = self._pipeline.transformer.config
         length = self._pipeline.tokenizer_max_length + self._config.max_sequence_length

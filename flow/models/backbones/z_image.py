@@ -45,7 +45,7 @@ class ZImage(PipelineBackbone):
         """Return the schedule with the shift of the model's scheduler config."""
         return z_image_sigmas(steps=steps, shift=self._pipeline.scheduler.config.shift)
 
-    def example(self, count: int) -> Conditioning:
+    def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings of `count` prompts of the greatest length."""
         width, length = self._pipeline.transformer.config.cap_feat_dim, self._config.max_sequence_length
         return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})

@@ -71,6 +71,11 @@ def pools(tiny_config: Any, sink: StatusSink | None = None, **reward: Any) -> Re
     return RewardPools(config, NODES, sink or Silent())
 
 
+def prompts_of(metadata: Sequence[dict[str, Any]], texts: str | None = None) -> list[Prompt]:
+    texts = texts or "p" * len(metadata)
+    return [Prompt(index=0, text=text, metadata=line) for text, line in zip(texts, metadata, strict=True)]
+
+
 def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) -> list[Scores]:
     """Score requests of (levels, metadata) at once."""
 
@@ -81,7 +86,7 @@ def run(source: RewardPools, *requests: tuple[list[int], list[dict[str, Any]]]) 
             for levels, metadata in requests:
                 images = np.zeros((len(levels), 2, 2, 3), np.uint8)
                 images[:, 0, 0, 0] = levels
-                asked.append(source.score_for_training(ray.put(images), ["p"] * len(levels), metadata))
+                asked.append(source.score_for_training(ray.put(images), prompts_of(metadata)))
             return await asyncio.gather(*asked)
         finally:
             source.pools["moody"].stop()
@@ -200,7 +205,7 @@ def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluat
         for pool in source.pools.values():
             await pool.start()
         try:
-            asked = source.score_for_evaluation(ray.put(images), list("ppqqrrss"), marks)
+            asked = source.score_for_evaluation(ray.put(images), prompts_of(marks, "ppqqrrss"))
             return await asyncio.wait_for(asked, 60)
         finally:
             for pool in source.pools.values():
@@ -259,7 +264,7 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
         await source.pools["moody"].start()
         try:
             images = ray.put(np.full((3, 2, 2, 3), 7, np.uint8))
-            return await asyncio.gather(source.score_for_training(images, ["p"] * 3, [{}] * 3), mend())  # type: ignore[return-value]
+            return await asyncio.gather(source.score_for_training(images, prompts_of([{}] * 3)), mend())  # type: ignore[return-value]
         finally:
             source.pools["moody"].stop()
 
@@ -280,10 +285,10 @@ def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_c
         await source.pools["moody"].start()
         try:
             images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
-            refused = asyncio.ensure_future(source.score_for_training(images, ["p"] * 2, [{"never": "not that"}] * 2))
+            refused = asyncio.ensure_future(source.score_for_training(images, prompts_of([{"never": "not that"}] * 2)))
             others = []
             while not refused.done():
-                others.append(await source.score_for_training(images, ["p"] * 2, [{}] * 2))
+                others.append(await source.score_for_training(images, prompts_of([{}] * 2)))
             return await refused, others
         finally:
             source.pools["moody"].stop()
@@ -315,7 +320,7 @@ def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: An
         knock.unlink()
         images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
         scoring = asyncio.ensure_future(
-            source.score_for_training(images, ["p"], [{"once": str(tmp_path / "die"), "does": "die"}])
+            source.score_for_training(images, prompts_of([{"once": str(tmp_path / "die"), "does": "die"}]))
         )
         while not knock.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)

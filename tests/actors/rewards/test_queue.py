@@ -10,7 +10,7 @@ import pytest
 from actors.pool.calls import TURN, ActorFailedError
 from actors.rewards.queue import RewardQueue
 from protocol.errors import ContractError, PoolError
-from protocol.messages import Scores
+from protocol.messages import Prompt, Scores
 from rewards.scorer import Piece
 from rewards.scores import scored
 from tests.support.virtual_time import run_at_once
@@ -57,9 +57,7 @@ class Desk:
 
 def request(*numbers: int) -> tuple[np.ndarray, Piece]:
     """Images that are their own score."""
-    size = len(numbers)
-    piece = Piece(rows=tuple(range(size)), prompts=("",) * size, metadata=({},) * size)
-    return np.array(numbers), piece
+    return np.array(numbers), Piece.of([Prompt(index=0, text="")] * len(numbers))
 
 
 async def all_of(queue: RewardQueue, *requests: tuple[np.ndarray, Piece], **options: Any) -> list[list[float]]:

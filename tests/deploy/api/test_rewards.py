@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,22 +20,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deploy.api import rewards as rewards_module
 from deploy.api.auth import Access
-from deploy.api.rewards import BODIES_HELD, make_app
+from deploy.api.rewards import BODIES_HELD, _score_items, make_app
 from deploy.api.scorer_process import ScorerProcess
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
+from protocol.ground.pictures import condition_of
 from protocol.messages import Metadata, Prompt, Scores
+from rewards.http import remote as remote_module
 from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message
 from rewards.images import ImageError, decode_image, encode_png
-from rewards.scorer import CheckedScorer, build_scorer
+from rewards.scorer import CheckedScorer, build_scorer, score_pieces, score_prompts
 from rewards.scores import partly
 from tests.support.rewards.reward_servers import Here, http_server, reward_service
 from tests.support.waiting import PATIENCE_S, wait_until
 
 OPEN = Access(host="127.0.0.1", token=None)
 TOKEN = "a-token-of-this-test-0123"
-KINDS = {"red": "Redness", "liar": "Liar", "crowd": "Crowd"}
+KINDS = {"red": "Redness", "liar": "Liar", "crowd": "Crowd", "beside": "Beside"}
 IMAGES = np.random.default_rng(1).integers(0, 256, (5, 6, 8, 3), np.uint8)
 
 
@@ -73,6 +77,20 @@ class Crowd(Redness):
         return partly(red / red.sum(), [""] * len(images), {"size": [float(len(images))] * len(images)})
 
 
+class Beside(Redness):
+    """Mean red of the first condition image, and how many there are."""
+
+    def score(
+        self,
+        images: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        conditions: Sequence[Sequence[np.ndarray]],
+    ) -> Scores:
+        red = [row[0][..., 0].mean() / 255 for row in conditions]
+        return partly(red, [""] * len(images), {"count": [float(len(row)) for row in conditions]})
+
+
 @pytest.fixture(scope="module")
 def url():
     scorers = {name: Here(build_scorer(f"{__name__}:{kind}")) for name, kind in KINDS.items()}
@@ -101,6 +119,64 @@ def test_a_group_is_scored_whole_through_the_service(url: str, monkeypatch: pyte
     crowded = remote.score(IMAGES, ["a"] * 5, [{}] * 5)
     assert not crowded.valid.any()
     assert "a group may have 239 pixels in all" in crowded.reasons[0]
+
+
+def test_condition_images_are_sent_once_and_only_to_a_scorer_that_looks_at_them(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the images a, a, b, c two share a condition, so a request of five pictures takes three images."""
+    pictures = np.random.default_rng(2).integers(0, 256, (3, 4, 7, 3), np.uint8)
+    for name, pixels in zip("abc", pictures, strict=True):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    a, b, c = (condition_of(tmp_path / f"{name}.png") for name in "abc")
+    shown = [(a,), (a,), (a, b), (c,)]
+    prompts = [Prompt(index=row, text="a", conditions=each) for row, each in enumerate(shown)]
+    sent: list[ScoreCall] = []
+    monkeypatch.setattr(
+        remote_module, "write_message", lambda call, kind: sent.append(call) or write_message(call, kind)
+    )
+    for wire in ("msgpack", "json"):
+        far = score_prompts(
+            build_scorer("remote", url=url, scorer="beside", batch=5, parallel=1, wire=wire), IMAGES[:4], prompts
+        )
+        near = score_prompts(build_scorer(f"{__name__}:Beside"), IMAGES[:4], prompts)
+        np.testing.assert_array_equal(far.values, near.values)
+        assert far.components["count"].tolist() == [1, 1, 2, 1]
+    assert [[item.conditions for item in call.items] for call in sent[:2]] == [[(0,), (0,), (0, 1)], [(0,)]]
+    assert [len(call.pictures) for call in sent] == [2, 1, 2, 1]
+    sent.clear()
+    blind = score_prompts(build_scorer("remote", url=url, scorer="red"), IMAGES[:4], prompts)
+    assert blind.valid.all() and [call.pictures for call in sent] == [()]
+    remote = build_scorer("remote", url=url, scorer="beside")
+    remote.check(prompts)
+    with pytest.raises(PromptError, match="prompt line 1 .*needs an image to compare with"):
+        remote.check([Prompt(index=0, text="a")])
+
+
+def test_condition_images_count_in_the_limits_of_a_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has 48 pixels, a condition image 28; portions are scored one after the other."""
+    scorer, png = build_scorer(f"{__name__}:Beside"), encode_png(IMAGES[0, :4, :7])
+    items = [Item(image=encode_png(IMAGES[row]), prompt="a", conditions=(0, 0) if row else (0, 1)) for row in range(5)]
+    call = ScoreCall(scorer="beside", items=tuple(items), pictures=(png, png))
+    sizes = []
+    monkeypatch.setattr(
+        rewards_module, "score_pieces", lambda *asked: sizes.append(len(asked[1])) or score_pieces(*asked)
+    )
+    monkeypatch.setattr(rewards_module, "PIXELS_AT_ONCE", 2 * 48 + 2 * 28)
+    assert _score_items(scorer, call).components["count"].tolist() == [2] * 5
+    assert sizes == [2, 2, 1]
+    monkeypatch.setattr(rewards_module, "PIXELS_AT_ONCE", 48 + 28)
+    scores = _score_items(scorer, call)
+    assert scores.valid.tolist() == [False] + [True] * 4
+    assert "its condition images may have 76 pixels in all" in scores.reasons[0]
+    monkeypatch.setattr(rewards_module, "REQUEST_PIXELS", 5 * 48 + 2 * 28 - 1)
+    with reward_service(make_app({"beside": Here(scorer)}, OPEN)) as address:
+        reply = httpx2.post(
+            f"{address}/v1/score", content=write_message(call, MSGPACK), headers={"content-type": MSGPACK}
+        )
+    assert reply.status_code == 413 and "295 pixels in all, got 296" in reply.text
+    with pytest.raises(ContractError, match=r"conditions must be indices of 1 pictures, got \[0, 1\]"):
+        read_message(ScoreCall, write_message(call.model_copy(update={"pictures": (png,)}), JSON), JSON)
 
 
 def test_prompts_are_checked_by_the_served_scorer(url: str) -> None:

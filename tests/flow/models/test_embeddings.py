@@ -53,22 +53,22 @@ def test_cached_embeddings_are_the_encoders_own_and_cost_no_encoder(tiny_sd3: Pa
     direct = load_backbone(config_of(tiny_sd3, None)).encode("a red circle")
     assert len(loads) == 1
     ahead = open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu")
-    assert ahead.fill(["a red circle", "", "a red circle"]) == 2
+    assert ahead.fill([("a red circle", ()), ("", ()), ("a red circle", ())]) == 2
     ahead.free()
     assert len(loads) == 2
     backbone: Backbone = load_backbone(config_of(tiny_sd3, tmp_path))
     assert equal(backbone.encode("a red circle"), direct)
     assert not equal(backbone.encode(""), direct)
     assert len(loads) == 2, "nothing was encoded again"
-    assert ahead.fill(["", "a red circle"]) == 0
+    assert ahead.fill([("", ()), ("a red circle", ())]) == 0
     assert len(loads) == 2
     assert len(files(tmp_path)) == 2
 
 
 def test_other_versions_of_the_libraries_encode_anew(tiny_sd3: Path, tmp_path: Path, loads, monkeypatch) -> None:
-    open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill(["a cat"])
+    open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill([("a cat", ())])
     monkeypatch.setattr("flow.models.embeddings.versions_of", lambda *names: dict.fromkeys(names, "99"))
-    assert open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill(["a cat"]) == 1
+    assert open_embeddings(config_of(tiny_sd3, tmp_path), device="cpu").fill([("a cat", ())]) == 1
     assert len(loads) == 2
 
 
@@ -115,12 +115,12 @@ def test_a_file_of_the_hub_s_cache_is_known_by_its_blob(tiny_sd3: Path, tmp_path
     shutil.move(file, blobs / "0123abc")
     file.symlink_to(blobs / "0123abc")
     digest_of_files.cache_clear()
-    first = digest_of_files(SD3, snapshot)
+    first = digest_of_files(SD3, snapshot, False)
     file.unlink()
     shutil.copy(blobs / "0123abc", blobs / "4567def")
     file.symlink_to(blobs / "4567def")
     digest_of_files.cache_clear()
-    assert digest_of_files(SD3, snapshot) != first
+    assert digest_of_files(SD3, snapshot, False) != first
 
 
 def test_a_folder_that_cannot_be_written_is_a_model_error(tiny_sd3: Path, tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_a_run_names_its_cache_from_the_root(tiny_config: Any, tmp_path: Path, m
 def test_encoding_ahead_needs_a_folder(tiny_sd3: Path) -> None:
     embeddings: Embeddings = open_embeddings(config_of(tiny_sd3, None), device="cpu")
     with pytest.raises(ModelError, match="embedding_cache must name a folder"):
-        embeddings.fill(["a cat"])
+        embeddings.fill([("a cat", ())])

@@ -190,7 +190,7 @@ def test_where_the_embedding_cache_has_every_prompt_no_text_encoder_is_downloade
 
     monkeypatch.setattr("flow.models.located.model_folder", watched)
     expected = load_backbone(model()).encode("a cat").tensors
-    assert open_embeddings(config, device="cpu").fill(["a cat"]) == 1
+    assert open_embeddings(config, device="cpu").fill([("a cat", ())]) == 1
     assert "text_encoder" in asked
     for part in ("text_encoder", "tokenizer_2"):
         shutil.rmtree(cache / "snapshots" / COMMIT / part)

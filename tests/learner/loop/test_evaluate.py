@@ -1,7 +1,7 @@
 """Means by tag over fixed images, from sources that answer with known numbers."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,9 @@ class ReadingScorer:
     def __init__(self, missing: Sequence[int] = ()) -> None:
         self._missing = missing
 
-    async def score_for_evaluation(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
+    async def score_for_evaluation(self, images: np.ndarray, prompts: Sequence[Prompt]) -> Scores:
         levels = images[:, 0, 0, 0]
-        values = np.array([float(text) for text in prompts], np.float32) + 0.05 * (levels % 2)
+        values = np.array([float(prompt.text) for prompt in prompts], np.float32) + 0.05 * (levels % 2)
         valid = ~np.isin(levels, self._missing)
         values = np.where(valid, values, np.nan).astype(np.float32)
         return Scores(
@@ -95,10 +93,8 @@ def test_missing_scores_are_counted_and_left_out_of_the_means(tiny_config: Confi
 class FailingJudge(ReadingScorer):
     """Beside the reward a scorer `judge` that never trains, with a reading of its own; it fails for the first batch."""
 
-    async def score_for_evaluation(
-        self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> Scores:
-        reward = await super().score_for_evaluation(images, prompts, metadata)
+    async def score_for_evaluation(self, images: np.ndarray, prompts: Sequence[Prompt]) -> Scores:
+        reward = await super().score_for_evaluation(images, prompts)
         fails = images[0, 0, 0, 0] == 0
         judge = Scores.missing(len(images), "failed") if fails else scored(reward.values, {"strict": reward.values})
         return mix_observed({"brightness": reward, "judge": judge}, {"brightness": 1.0})

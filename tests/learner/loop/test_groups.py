@@ -13,7 +13,6 @@ from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError
 from protocol.messages import (
     Adapter,
-    Metadata,
     Prompt,
     ScoredGroup,
     ScoredShard,
@@ -57,7 +56,7 @@ class Workshop:
     def parallel(self) -> int:
         return 1
 
-    async def score_for_training(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_training(self, images: Any, prompts: Sequence[Prompt]) -> Scores:
         await asyncio.sleep(0.005)
         self.waiting -= len(prompts)
         return scored([0.5] * len(prompts))

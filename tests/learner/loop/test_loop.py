@@ -415,7 +415,7 @@ class Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def score_for_evaluation(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_evaluation(self, images: Any, prompts: Sequence[Prompt]) -> Scores:
         values = {name: np.full(len(prompts), value) for name, value in self._readings.pop(0).items()}
         return scored(values["redness"], values)
 

@@ -17,7 +17,6 @@ from protocol.messages import (
     Adapter,
     GenerateRequest,
     LearnerState,
-    Metadata,
     Prompt,
     Receipt,
     ScoredGroup,
@@ -93,11 +92,11 @@ class World:
     def parallel(self) -> int:
         return 1
 
-    async def score_for_training(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_training(self, images: Any, prompts: Sequence[Prompt]) -> Scores:
         await asyncio.sleep(SCORE_S)
         return good(len(prompts))
 
-    async def score_for_evaluation(self, images: Any, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
+    async def score_for_evaluation(self, images: Any, prompts: Sequence[Prompt]) -> Scores:
         return good(len(prompts))
 
     def failures(self) -> Mapping[str, float]:

@@ -1,14 +1,11 @@
 """Soft-TIFA and DPG-Bench's questions: worked numbers, and a Qwen3-VL beside transformers' own way to ask it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from protocol.errors import PromptError, ScorerError
@@ -17,14 +14,8 @@ from rewards.questions import scorers
 from rewards.questions.model import QuestionModel
 from rewards.questions.scorers import answers_to, share_of_yes
 from rewards.scorer import build_scorer, check_prompts, require_ready
+from tests.support.rewards.qwen3_vl import CHAT, IMAGE, VIDEO, tiny_qwen3_vl
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
-IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
-CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WORDS = "Is it red? One word."
 PAIRS = {"vqa_list": [["How many cats are there?", "two"], ["Are the cats red?", "Yes"]]}
 TREE = {
@@ -39,52 +30,7 @@ TREE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3-VL with random weights, whose tokens are letters."""
-    path = tmp_path_factory.mktemp("qwen3_vl")
-    (path / "vocab.json").write_text(json.dumps({letter: at for at, letter in enumerate(sorted(ByteLevel.alphabet()))}))
-    (path / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = Qwen2Tokenizer.from_pretrained(str(path))
-    tokenizer.add_tokens([*SPECIAL, IMAGE, VIDEO], special_tokens=True)
-    tokenizer.chat_template = CHAT
-    tokenizer.save_pretrained(path)
-    known = {name: tokenizer.convert_tokens_to_ids(token) for name, token in {"image": IMAGE, "video": VIDEO}.items()}
-    config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [2, 1, 1],
-                "mrope_interleaved": True,
-            },
-        },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 24,
-            "num_heads": 2,
-            "intermediate_size": 32,
-            "out_hidden_size": 32,
-            "patch_size": 4,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
-        image_token_id=known["image"],
-        video_token_id=known["video"],
-        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-    )
-    torch.manual_seed(0)
-    Qwen3VLForConditionalGeneration(config).save_pretrained(path)
-    size = {"shortest_edge": 64, "longest_edge": 4096}
-    processor = Qwen2VLImageProcessorPil(size=size, patch_size=4, temporal_patch_size=2, merge_size=2)
-    processor.save_pretrained(path)
-    return path
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("qwen3_vl"))
 
 
 @pytest.fixture
@@ -92,8 +38,8 @@ def image() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)
 
 
-def test_a_question_is_asked_as_transformers_asks_it(folder: Path, image: np.ndarray) -> None:
-    """The release's way: processor, `generate` of one token, softmax of its scores, first token of each answer."""
+def asked_by_transformers(folder: Path, images: list[np.ndarray], **options: object) -> object:
+    """The release's way: processor and `generate`."""
     processor = object.__new__(Qwen3VLProcessor)  # its constructor wants a video processor, and that torchvision
     processor.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
     tokenizer = processor.tokenizer = Qwen2Tokenizer.from_pretrained(folder)
@@ -101,22 +47,37 @@ def test_a_question_is_asked_as_transformers_asks_it(folder: Path, image: np.nda
     for name, token in {"image": IMAGE, "video": VIDEO}.items():
         setattr(processor, f"{name}_token", token)
         setattr(processor, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
-    content = [{"type": "image", "image": Image.fromarray(image)}, {"type": "text", "text": WORDS}]
+    content = [{"type": "image", "image": Image.fromarray(image)} for image in images]
     asked = processor.apply_chat_template(
-        [{"role": "user", "content": content}],
+        [{"role": "user", "content": [*content, {"type": "text", "text": WORDS}]}],
         tokenize=True,
         add_generation_prompt=True,
         return_dict=True,
         return_tensors="pt",
     )
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder)
-    options = {"do_sample": False, "output_scores": True, "return_dict_in_generate": True}
-    chances = model.generate(**asked, max_new_tokens=1, **options).scores[0].softmax(-1)[0]
+    found = model.generate(**asked, do_sample=False, output_scores=True, return_dict_in_generate=True, **options)
+    return found, found.sequences[0, asked["input_ids"].shape[1] :], tokenizer
+
+
+def test_a_question_is_asked_as_transformers_asks_it(folder: Path, image: np.ndarray) -> None:
+    """The softmax of one token's scores, and the first token of each answer."""
+    found, _, tokenizer = asked_by_transformers(folder, [image], max_new_tokens=1)
+    chances = found.scores[0].softmax(-1)[0]
     answers = ["two", "Two", " two", " Two", "2", " 2"]
     wanted = sum(float(chances[tokenizer.encode(answer)[0]]) for answer in answers)
     ours = QuestionModel(str(folder), device="cpu", dtype="float32")
     assert ours.probabilities(image, WORDS, answers)[0] == pytest.approx(wanted, rel=1e-5)
     assert ours.probabilities(image[::-1].copy(), WORDS, answers)[0] != pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_answer_in_words_about_two_images_is_that_of_transformers(folder: Path, image: np.ndarray) -> None:
+    other = np.ascontiguousarray(image[:16, ::-1])
+    _, tokens, tokenizer = asked_by_transformers(folder, [image, other], max_new_tokens=6)
+    ours = QuestionModel(str(folder), device="cpu", dtype="float32", max_tokens=6)
+    text, reason = ours.ask([image, other], WORDS)
+    assert (text, reason) == (tokenizer.decode(tokens, skip_special_tokens=True), "") and text
+    assert ours.ask([image], f"{IMAGE}?") == (None, f"a question must not hold {IMAGE}")
 
 
 def test_a_number_has_six_spellings_and_yes_has_four() -> None:

@@ -8,6 +8,7 @@ from flow.models.contract import Backbone, stack
 from flow.policy import FlowPolicy
 from flow.rollout import trajectory
 from protocol.config.sampling import SamplingConfig
+from protocol.messages import Condition
 
 
 def ode_latents(
@@ -18,6 +19,7 @@ def ode_latents(
     guidance: float,
     text: str | Sequence[str],
     negative: str,
+    conditions: tuple[Condition, ...] = (),
 ) -> list[torch.Tensor]:
     """Sample without noise.
 
@@ -28,13 +30,14 @@ def ode_latents(
         guidance: weight of guidance; 1 for none.
         text: the prompt, or one for each row.
         negative: the negative prompt.
+        conditions: condition images of each prompt.
 
     Returns:
         The latents after each step.
     """
     policy = FlowPolicy(backbone, SamplingConfig(steps=steps), guidance=guidance)
     texts = [text] if isinstance(text, str) else text
-    pairs = [policy.conditioning(each, negative) for each in texts]
+    pairs = [policy.conditioning(each, negative, conditions) for each in texts]
     drawn = trajectory(
         policy,
         initial=initial,

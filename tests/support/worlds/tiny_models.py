@@ -8,6 +8,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -93,8 +94,14 @@ def _write_sd3(
     return folder
 
 
-def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
-    """FLUX.1-dev's shape, or schnell's: 4x2x2 latents a token, one double and one single block, any size."""
+def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeline) -> Path:
+    """FLUX.1-dev's shape, or schnell's: 4x2x2 latents a token, one double and one single block, any size.
+
+    Args:
+        folder: receives the pipeline.
+        is_schnell: whether the transformer lacks embedded guidance.
+        kind: class of the pipeline.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(40)
         transformer = FluxTransformer2DModel(
@@ -111,7 +118,7 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         )
         tokenizer, t5_tokenizer = clip_tokenizer(), _t5_tokenizer()
         shift = {"shift": 1.0} if is_schnell else {"shift": 3.0, "use_dynamic_shifting": True}
-        pipeline = FluxPipeline(
+        pipeline = kind(
             transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(**shift),
             vae=autoencoder(4, LATENTS),
@@ -122,6 +129,11 @@ def write_flux(folder: Path, *, is_schnell: bool = False) -> Path:
         )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def write_kontext(folder: Path) -> Path:
+    """FLUX.1-Kontext-dev's shape: that of FLUX.1-dev."""
+    return write_flux(folder, kind=FluxKontextPipeline)
 
 
 def clip_tokenizer() -> Any:

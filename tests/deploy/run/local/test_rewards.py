@@ -45,7 +45,7 @@ def asked(fleet: LocalFleet, method: str) -> Scores:
     async def scenario() -> Scores:
         await fleet.start()
         try:
-            return await getattr(fleet, method)(IMAGES, ["p"] * 3, [{}] * 3)
+            return await getattr(fleet, method)(IMAGES, [Prompt(index=0, text="p")] * 3)
         finally:
             fleet.stop()
 
@@ -119,18 +119,19 @@ class Taker(Level):
 def test_what_a_scorer_changes_in_the_metadata_no_other_call_sees(tiny_config: Any) -> None:
     """On Ray each call gets a copy of its own, so a scorer that changes it must not have other scores here."""
     taker = {"scorer": f"{__name__}:Taker"}
-    fleet, metadata = fleet_of(tiny_config, a=taker, b=taker), [{"tag": 1.0}, {"tag": 2.0}, {"tag": 3.0}]
+    fleet = fleet_of(tiny_config, a=taker, b=taker)
+    prompts = [Prompt(index=0, text="p", metadata={"tag": tag}) for tag in (1.0, 2.0, 3.0)]
 
     async def scenario() -> list[Scores]:
         await fleet.start()
         try:
-            return [await fleet.score_for_training(IMAGES, ["p"] * 3, metadata) for _ in range(2)]  # type: ignore[arg-type]
+            return [await fleet.score_for_training(IMAGES, prompts) for _ in range(2)]  # type: ignore[arg-type]
         finally:
             fleet.stop()
 
     for scores in asyncio.run(scenario()):
         assert scores.values.tolist() == [2, 4, 6]
-    assert metadata[0] == {"tag": 1.0}
+    assert prompts[0].metadata == {"tag": 1.0}
 
 
 class Rank(Level):
@@ -165,8 +166,9 @@ def test_a_group_s_scorer_that_only_evaluates_compares_the_images_of_each_prompt
     async def scenario() -> tuple[Scores, Scores]:
         await fleet.start()
         try:
-            shown = await fleet.score_for_evaluation(images, ["p", "p", "q", "q"], [{}] * 4)  # type: ignore[arg-type]
-            return shown, await fleet.score_for_training(images, ["p"] * 4, [{}] * 4)  # type: ignore[arg-type]
+            prompts = [Prompt(index=0, text=text) for text in "ppqq"]
+            shown = await fleet.score_for_evaluation(images, prompts)  # type: ignore[arg-type]
+            return shown, await fleet.score_for_training(images, prompts)  # type: ignore[arg-type]
         finally:
             fleet.stop()
 

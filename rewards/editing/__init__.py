@@ -1,0 +1,1 @@
+"""Scorers of edited images, which compare an image with the condition images of its prompt."""

@@ -1,0 +1,76 @@
+"""A whole run of a model that edits: prompts with images of several sizes, evaluated in one batch."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from deploy.folder.read import lines_of
+from deploy.monitor.progress import Progress
+from deploy.run.inputs import check_inputs
+from deploy.run.run import run_training
+from protocol.config.run import RunConfig
+from protocol.errors import PromptError
+from protocol.ground.files import ADAPTER_FILE, iteration_name, sha256_of
+from tests.support.worlds.tiny_models import write_kontext
+
+
+@pytest.fixture
+def configured(
+    tiny_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RunConfig]:
+    """A config of a tiny FLUX.1-Kontext and of three prompts, each with an image."""
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for number, (height, width) in enumerate([(20, 20), (30, 20), (20, 20)]):
+        pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(f"{number}.png")
+        lines.append({"prompt": f"make {number} red", "image": f"{number}.png"})
+    Path("edits.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    model = {"path": str(write_kontext(tmp_path / "model")), "height": 16, "width": 16, "condition_side": 16}
+
+    def make(**more: Any) -> RunConfig:
+        return tiny_config(
+            **{
+                "iterations": 2,
+                "data": {"train": "edits.jsonl", "heldout": "edits.jsonl"},
+                "rewards": {"brightness": {"scorer": "tests.support.rewards.dark:Dark"}},
+                "status": {"board": "off", "trajectories": 0},
+                **more,
+                "model": {**model, "lora": {"targets": ["attn.to_q"]}, **more.get("model", {})},
+            }
+        )
+
+    return make
+
+
+def test_a_run_edits_with_a_ratio_of_1_and_has_the_same_bits_with_a_cache(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    digests = []
+    for name, cache in (("without", None), ("with", str(tmp_path / "cache"))):
+        run = tmp_path / name
+        run_training(
+            configured(model={"embedding_cache": cache}), folder=run, is_local=True, progress=Progress(Console())
+        )
+        trained = [line for line in lines_of(run) if "train/loss" in line]
+        assert [line["train/first_ratio_deviation"] for line in trained] == [0.0, 0.0]
+        digests.append(sha256_of(run / "checkpoints" / iteration_name(2) / ADAPTER_FILE))
+        assert "data.train images" in json.loads((run / "inputs.json").read_text())
+    assert digests[0] == digests[1]
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 3
+
+
+def test_a_model_that_edits_needs_images_and_another_refuses_them(
+    configured: Callable[..., RunConfig], tiny_sd3: Path
+) -> None:
+    with pytest.raises(PromptError, match=r"line 1 .*tiny_sd3, a StableDiffusion3Pipeline, makes images of text alone"):
+        check_inputs(configured(model={"path": str(tiny_sd3)}), is_local=True)
+    Path("edits.jsonl").write_text('{"prompt": "a", "image": "0.png"}\n{"prompt": "b"}\n')
+    with pytest.raises(PromptError, match=r"line 2 .*a FluxKontextPipeline, takes 1 condition images a prompt, got 0"):
+        check_inputs(configured(), is_local=True)
