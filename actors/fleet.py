@@ -40,7 +40,6 @@ class RayEvaluators:
 
     @property
     def ports(self) -> EvaluationPorts:
-        """The ports that they serve."""
         return EvaluationPorts(rollouts=self.rollouts, rewards=self.rewards, adapters=self.rollouts)
 
     async def start(self) -> None:

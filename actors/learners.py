@@ -338,7 +338,6 @@ class LearnerGroup:
         raise LearnerFailedError(f"learner worker {member.slot} failed: {reason}") from error
 
     def stop(self) -> None:
-        """End every worker."""
         self._starts.stop()
         self._ended_s = self.busy_s
         for worker in (*self._workers, *self._joining):
@@ -360,7 +359,6 @@ class LearnerGroup:
         )
 
     def actors(self) -> list[ActorStatus]:
-        """Describe every worker."""
         return [member.status(self.name) for member in self.members]
 
     @property

@@ -3,22 +3,30 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
+from deploy.cli.reports import _evaluation_lines
+from deploy.folder.heldout import heldout_of
 from deploy.folder.suites import read_suites
 from deploy.presets import load_config
 from deploy.report.page import report_of
 from deploy.report.runs import read_runs
 from deploy.tools import suites
+from deploy.tools.evaluate import Assessed, document
 from deploy.tools.prompts.sets import GENEVAL_2_SCRIPT, SETS, PromptSet, Source
-from deploy.tools.suites import SUITES, instruction_of, suite_of, words_for
-from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, PromptError
+from deploy.tools.suites import GEDIT, SUITES, instruction_of, suite_of, words_for
+from learner.loop.evaluate import Evaluation
+from protocol.config.run import EvaluationConfig, RunConfig
+from protocol.errors import ConfigError, PromptError, ScorerError
+from protocol.messages import Prompt
 from protocol.prompts import read_prompts
+from rewards.editing.answers import require_judge
 from tests.support.runs.long import a_long_run
 
 DPG = """item_id,text,proposition_id,dependency,tuple,question_natural_language
@@ -139,3 +147,71 @@ def test_the_report_shows_a_runs_suites(tmp_path: Path, tiny_config: Callable[..
     page = report_of(read_runs([run]))
     assert "Evaluation suites" in page
     assert "0.410" in page and "0.580" in page and "[+0.050, +0.290]" in page
+
+
+EDITED = ("en/color_alter", "en/color_alter", "en/text_change", "cn/color_alter")
+"""Kinds of four prompts."""
+
+
+def edited_by(name: str, semantics: list[float], quality: list[float]) -> Assessed:
+    """An evaluation with a judge's fabricated numbers for each of the four images."""
+    parts = {"gedit/semantics": np.array(semantics)[:, None], "gedit/quality": np.array(quality)[:, None]}
+    values = np.sqrt(parts["gedit/semantics"] * parts["gedit/quality"])
+    readings = {"score": values, "gedit": values, **parts}
+    tags = np.array(EDITED)
+    by_tag = {tag: float(values[tags == tag].mean()) for tag in dict.fromkeys(EDITED)}
+    found = Evaluation(
+        score=float(np.mean(list(by_tag.values()))),
+        by_tag=by_tag,
+        missing=0,
+        images=4,
+        readings={name: float(each.mean()) for name, each in readings.items() if name != "score"},
+        prompts=tuple(Prompt(index=row, text=f"{row}", metadata={"tag": tag}) for row, tag in enumerate(EDITED)),
+        by_image=readings,
+    )
+    return Assessed(name, int(name == "adapter"), found, heldout_of(0, found, EvaluationConfig()), None, None, None)
+
+
+def test_gedit_is_averaged_by_task_and_by_language_as_its_release_does() -> None:
+    """English: two tasks, of which one has two images; so its mean semantics are ((8 + 2) / 2 + 9) / 2 = 7."""
+    base = edited_by("base", [8, 2, 9, 5], [2, 8, 4, 5])
+    adapter = edited_by("adapter", [8, 8, 9, 5], [8, 8, 4, 7.2])
+    found = document([base, adapter], suite="gedit")
+    first, second = found["results"]
+    assert first["by_family"] == {"en": 5, "cn": 5}
+    assert second["by_family"] == {"en": pytest.approx((8 + 6) / 2), "cn": pytest.approx(6)}
+    assert first["parts"]["gedit/semantics"]["en"] == 7 and first["parts"]["gedit/quality"]["en"] == 4.5
+    assert first["parts"]["gedit/semantics"]["all kinds"] == pytest.approx((5 + 9 + 5) / 3)
+    assert found["differences"]["en"]["value"] == pytest.approx(2)
+    assert found["part_differences"]["gedit/semantics"]["en"]["value"] == pytest.approx(1.5)
+    lines = {line[: line.index("  ")].strip(): line for line in _evaluation_lines([base, adapter], None, GEDIT.parts)}
+    assert lines["en"].split()[1:4] == ["5.000", "7.000", "+2.000"]
+    assert lines["gedit/semantics en"].split()[2:5] == ["7.000", "8.500", "+1.500"]
+    assert lines["gedit/quality cn"].split()[2:5] == ["5.000", "7.200", "+2.200"]
+    assert "[" in lines["en"] and "overall" in lines
+
+
+@pytest.mark.parametrize(("name", "url"), [("gedit", True), ("gedit-ours", False), ("imgedit", True)])
+def test_an_editing_suite_names_its_judge_and_the_release_s_words(
+    name: str, url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = SUITES[name]
+    template = Source("https://example.org/words", sha256=_sha256("words"))
+    home = tmp_path / suite.prompts
+    home.mkdir()
+    (home / "words").write_text("words")
+    (home / "heldout_prompts.jsonl").write_text('{"prompt": "Make it red.", "tag": "en/color_alter"}\n')
+    words = words_for(replace(suite, template=template), load_config("sd35_geneval"), tmp_path)
+    config = load_config("sd35_geneval", overrides=words)
+    (reward,) = config.rewards.values()
+    assert config.data.heldout == str(home / "heldout_prompts.jsonl") and config.evaluation.images_per_prompt == 1
+    assert reward.args["template"] == str(home / "words")
+    assert (reward.gpus, reward.cpus) == ((0, 0) if url else (0.5, None))
+    if url:
+        with pytest.raises(ScorerError, match=r"url of a judge must be .*set rewards.NAME.args.judge.url="):
+            require_judge(reward.args["judge"])
+        key = f"rewards.{suite.prompts}.args.judge.url=http://127.0.0.1:9/v1"
+        (reward,) = load_config("sd35_geneval", overrides=[*words, key]).rewards.values()
+        assert reward.args["judge"]["url"] == "http://127.0.0.1:9/v1" and reward.args["judge"]["model"].startswith(
+            "gpt"
+        )
