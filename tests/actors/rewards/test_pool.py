@@ -146,7 +146,7 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
             for group, mark in enumerate(marks):
                 images = np.zeros((5, 2, 2, 3), np.uint8)
                 images[:, 0, 0, 0] = [(3 * member + group) % 5 for member in range(5)]
-                asked.append(reward.score(ray.put(images), ["p"] * 5, [mark, {}, {}, {}, {}]))  # type: ignore[arg-type]
+                asked.append(reward.score(ray.put(images), prompts_of([mark, {}, {}, {}, {}])))  # type: ignore[arg-type]
             return await asyncio.gather(*asked)
         finally:
             reward.pool.stop()
@@ -172,10 +172,10 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     marks = [{}, {}, {"once": str(tmp_path / "die"), "does": "die"}, {}, {"never": "blurred"}, {}]
 
     async def scenario() -> Scores:
-        reward, prompts = source.rewards["crowd"], ["p", "p", "q", "q", "r", "r"]
+        reward = source.rewards["crowd"]
         await reward.pool.start()
         try:
-            return await reward.score(ray.put(images), prompts, marks, group=2)  # type: ignore[arg-type]
+            return await reward.score(ray.put(images), prompts_of(marks, "ppqqrr"), group=2)  # type: ignore[arg-type]
         finally:
             reward.pool.stop()
 
