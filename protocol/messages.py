@@ -56,6 +56,8 @@ class Prompt:
     negative: str = ""
     metadata: Metadata = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
+    wanted: Condition | None = None
+    """An image that the prompt asks for, to be shown beside its own; it changes no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

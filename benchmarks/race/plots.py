@@ -18,18 +18,18 @@ SHOWN = (
 """Variants of the figure, the baseline first; variants without a cell are left out."""
 
 
-def write_plot(cells: Cells, path: Path) -> None:
+def write_plot(cells: Cells, path: Path, shown: Sequence[str] = SHOWN) -> None:
     """Plot a row for each reward: held-out score over iterations and over seconds, with a band over the seeds."""
-    cells = [cell for cell in cells if cell["variant"] in SHOWN]
+    cells = [cell for cell in cells if cell["variant"] in shown]
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
     figure = Figure(figsize=(13, 3.6 * len(rewards)), layout="constrained")
     axes = figure.subplots(len(rewards), 2, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):
-        for index, variant in enumerate(SHOWN):
+        for index, variant in enumerate(shown):
             own = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
             if own:
-                _band(row[0], own, "iterations", label=f"{variant} ({len(own)})", color=f"C{index}")
-                _band(row[1], own, "seconds", label=variant, color=f"C{index}")
+                _band(row[0], own, "iterations", label=f"{variant} ({len(own)})", color=f"C{index % 10}")
+                _band(row[1], own, "seconds", label=variant, color=f"C{index % 10}")
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
         row[1].set(xlabel="training seconds")
         row[1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))

@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,19 +206,19 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
     basis = [cell for cell in own if cell["variant"] == "flow_grpo"]
     if not basis:
         return []
-    whole = _mean_curve(basis)
+    whole = mean_curve(basis)
     if until is not None:
         if until not in whole["iterations"]:
             return []
         whole = {name: values[: whole["iterations"].index(until) + 1] for name, values in whole.items()}
     goal = whole["scores"][-1]
     by_variant = {cell["variant"]: [each for each in own if each["variant"] == cell["variant"]] for cell in own}
-    curves = {variant: _mean_curve(own_cells) for variant, own_cells in by_variant.items()}
+    curves = {variant: mean_curve(own_cells) for variant, own_cells in by_variant.items()}
     methods = [mean for variant, mean in curves.items() if not VARIANTS[variant].keys]
     shared, shared_s = (min(mean[clock][-1] for mean in methods) for clock in ("iterations", "seconds"))
     rows = []
     for variant, mean in curves.items():
-        iterations, seconds = (_arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
+        iterations, seconds = (arrival(mean[clock], mean["scores"], goal) for clock in ("iterations", "seconds"))
         rows.append(
             {
                 "variant": variant,
@@ -225,9 +226,10 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
                 "seeds": len(by_variant[variant]),
                 "end": mean["scores"][-1],
                 "end_iteration": mean["iterations"][-1],
-                f"at_iteration_{shared}": _score_at(mean, "iterations", shared),
-                f"at_{shared_s:.0f}_s": _score_at(mean, "seconds", shared_s),
-                f"at_{whole['seconds'][-1]:.0f}_s": _score_at(mean, "seconds", whole["seconds"][-1]),
+                "deepest_fall": statistics.fmean(deepest_fall(each["scores"]) for each in by_variant[variant]),
+                f"at_iteration_{shared}": score_at(mean, "iterations", shared),
+                f"at_{shared_s:.0f}_s": score_at(mean, "seconds", shared_s),
+                f"at_{whole['seconds'][-1]:.0f}_s": score_at(mean, "seconds", whole["seconds"][-1]),
                 "seconds_an_iteration": mean["seconds"][-1] / max(1, mean["iterations"][-1]),
                 "goal_iterations": iterations,
                 "share_of_iterations": iterations and iterations / whole["iterations"][-1],
@@ -238,12 +240,17 @@ def summarise(cells: Sequence[Mapping[str, Any]], reward: str, until: int | None
     return [row | {"goal": goal} for row in rows]
 
 
-def _score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
+def deepest_fall(scores: Sequence[float]) -> float:
+    """Return how far a curve falls at most below what it had reached."""
+    return max(peak - score for peak, score in zip(accumulate(scores, max), scores, strict=True))
+
+
+def score_at(mean: Mapping[str, Sequence[float]], clock: str, budget: float) -> float | None:
     """Return the curve's score at the end of the budget, or None if the curve ends before."""
     return float(np.interp(budget, mean[clock], mean["scores"])) if mean[clock][-1] >= budget else None
 
 
-def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
+def arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> float | None:
     """Return when the curve first reaches the goal, or None if it never does."""
     for index, score in enumerate(scores):
         if score >= goal:
@@ -252,7 +259,7 @@ def _arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> fl
     return None
 
 
-def _mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Average the seeds at the evaluations that all of them have."""
     shared = sorted(set.intersection(*(set(cell["iterations"]) for cell in cells)))
     return {

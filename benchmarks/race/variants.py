@@ -145,9 +145,10 @@ VARIANTS: Mapping[str, Variant] = {
     "stepwise_fast, lr=0.004": Variant("stepwise_fast", ("learner.learning_rate=4e-3",)),
     # One stochastic step from one state for all members: their ranking is that step's own, and all share its velocity.
     "one step, noise 1.0": Variant("flow_grpo", (*SINGLE, *WEIGHTS, "sampling.noise_level=1.0")),
-    # The other ELBO policy gradients, and NormGuard on the demo's method.
-    "elbo, EPG": Variant("elbo", ("learner.forward.loss=epg",)),
-    "elbo, PAR": Variant("elbo", ("learner.forward.loss=par",)),
     "elbo, no ratio": Variant("elbo", ("learner.forward.has_ratio=false",)),
-    "stepwise_tree, NormGuard": Variant("stepwise_tree", ("learner.norm_guard=0.1",)),
+    # The first weight only shows the ratio of the norms.
+    **{
+        f"stepwise_tree, NormGuard {weight}": Variant("stepwise_tree", (f"learner.norm_guard={weight}",))
+        for weight in (1e-9, 0.03, 0.1, 0.3)
+    },
 }  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from deploy.folder.gallery import write_grid
+from deploy.folder.gallery import cell_of, kept_of, write_grid
 from deploy.folder.heldout import SCORE, HeldoutScores, heldout_of
 from deploy.folder.paired import Difference, families_of, paired_difference, score_of
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
@@ -239,11 +239,9 @@ def write_results(
     Raises:
         RunFolderError: a file cannot be written.
     """
-    galleries = [each.evaluation.gallery for each in results]
-    cells = [
-        (row[0][0].text, [image for _, image, _ in row], [reading for _, _, reading in row])
-        for row in zip(*galleries, strict=True)
-    ]
+    galleries = [kept_of(each.evaluation.gallery) for each in results]
+    texts = [prompt.text for prompt, _, _ in results[0].evaluation.gallery]
+    cells = [cell_of(text, *row) for text, row in zip(texts, zip(*galleries, strict=True), strict=True)]
     with writing(out, "--out"):
         write_whole(out / JSON, json.dumps(document(results, features, suite), indent=1))
         return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))

@@ -1,0 +1,204 @@
+"""The race of 2026: methods with their tuned settings, for equally many CPU seconds.
+
+    python -m benchmarks.race.finals run --only elbo --reward geneval --seeds 1   # resumable cell by cell
+    python -m benchmarks.race.finals run --only elbo --setting "guidance 2"       # one that nobody was tuned on
+    python -m benchmarks.race.finals report --out docs/results/race_2026.json     # tables, JSON and plot
+
+Learning rate, knob and pace are those of `race.tune`; `--only` also takes a variant of a tuned method. A cell trains
+for `SECONDS` by its pace and is evaluated after `PARTS` equal parts, with a second scorer that never trains and the
+diversity of a prompt's images. `report` joins own cells with the published ones.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.clock import cpu_clock
+from benchmarks.race.plots import write_plot
+from benchmarks.race.race import Cell, arrival, deepest_fall, mean_curve, read_cell, rounded, run_cell, score_at
+from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, PRESET, Tuning, measure_pace
+from benchmarks.race.tune import RUNS as TUNING_RUNS
+from benchmarks.race.variants import REWARDS, VARIANTS
+from deploy.folder.read import lines_of
+from protocol.ground.files import write_whole
+
+RUNS = Path("runs/race_2026")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_2026.json"
+SECONDS, PARTS = 120.0, 5
+"""Training seconds of a cell, and its evaluations: about five times what the first method needs for a goal."""
+REACHED: Mapping[str, float] = {**GOALS, "redness": 0.169, "graded": 0.587}
+"""Scores of Flow-GRPO after 60 iterations (PickScore 20, redness 15, graded GenEval 30): means of three seeds."""
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "tuned": (),
+    "T = 10, SD3's schedule": ("sampling.steps=10", "sampling.schedule=model"),
+    "guidance 2": ("model.guidance=2",),
+}
+CLIP = "args: {model: 'pkg://toyworld/clip'}"
+PICKSCORE = f"rewards.second={{scorer: pickscore, use: evaluate, {CLIP}}}"
+GENEVAL = "rewards.second={scorer: geneval, use: evaluate, args: {detector: 'toyworld.world.detector:ShapeDetector'}}"
+SECOND: Mapping[str, tuple[str, str]] = {
+    "geneval": (PICKSCORE, "second"),
+    "graded": (PICKSCORE, "second"),
+    "pickscore": (GENEVAL, "second/strict"),
+    "redness": (GENEVAL, "second/strict"),
+}
+"""The scorer that only watches a reward, and the name of its reading."""
+DIVERSITY = f"rewards.diversity={{scorer: diversity, sees: group, use: evaluate, {CLIP}}}"
+RATIO = "train/velocity_norm_ratio_mean"
+
+
+def train(tuning: Tuning, cell: Cell, setting: str, runs: Path) -> None:
+    """Train a cell, or continue it, and note beside its run folder what it was tuned to."""
+    variant = VARIANTS[cell.variant]
+    tuned = tuning.best(variant.method)
+    keys = (*tuned.keys, *variant.keys)
+    pace = measure_pace(tuning, cell.variant, cell.reward, keys, TUNING_RUNS)
+    every = max(1, round(SECONDS / PARTS / pace))
+    watched = (SECOND[cell.reward][0], DIVERSITY, *FEWER_IMAGES.get(cell.reward, ()))
+    extra = (*keys, *watched, *SETTINGS[setting])
+    folder = folder_of(setting, runs) / tuned.folder  # another setting trains anew
+    run_cell(PRESET, cell, folder, iterations=PARTS * every, seconds=0.0, every=every, extra=extra)
+    note = {"setting": setting, "tuned": " ".join(tuned.keys)}
+    write_whole(folder / cell.folder / "final.json", json.dumps(note) + "\n")
+
+
+def folder_of(setting: str, runs: Path) -> Path:
+    """Return the folder of all cells of a setting."""
+    return runs / setting.replace(" = ", "").replace(", ", "-").replace(" ", "_").replace("'", "")
+
+
+def read(cell: Cell, folder: Path) -> dict[str, Any] | None:
+    """Read a cell's curves: held-out score, second score, diversity, and the ratio of velocity norms."""
+    note, curve = folder / cell.folder / "final.json", read_cell(cell, folder)
+    if not note.exists() or curve is None:
+        return None
+    lines = lines_of(folder / cell.folder)
+    evaluated = sorted((line for line in lines if "evaluation/score" in line), key=lambda line: line["iteration"])
+    kept = {key: curve[key] for key in ("variant", "seed", "reward", "iterations", "seconds", "scores")}
+    ratios = [line[RATIO] for line in lines if RATIO in line]
+    return {
+        **json.loads(note.read_text(encoding="utf-8")),
+        **kept,
+        "second": [line[f"evaluation/reward/{SECOND[cell.reward][1]}"] for line in evaluated],
+        "diversity": [line["evaluation/reward/diversity"] for line in evaluated],
+        "velocity_norm_ratio": ratios[-1] if ratios else None,
+    }
+
+
+def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["setting"], cell["reward"], cell["variant"], cell["tuned"], cell["seed"]
+
+
+def all_cells(runs: Path, published: Path) -> list[dict[str, Any]]:
+    """Return the published cells and those of `runs`, which replace published ones, in order of setting and reward."""
+    held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
+    found = {key_of(cell): cell for cell in held}
+    names = {Path(Cell(name, 0, "geneval").folder).parts[1]: name for name in VARIANTS}
+    for setting in SETTINGS:
+        for path in sorted(folder_of(setting, runs).glob("*/*/*/seed_*")):
+            reward, variant, seed = path.parts[-3:]
+            if cell := read(Cell(names[variant], int(seed.removeprefix("seed_")), reward), path.parents[2]):
+                found[key_of(cell)] = cell
+    order = [list(SETTINGS), list(REWARDS), list(VARIANTS)]
+    return sorted(
+        found.values(), key=lambda cell: [names.index(cell[k]) for names, k in zip(order, ORDER, strict=True)]
+    )
+
+
+ORDER = ("setting", "reward", "variant")
+
+
+def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> list[dict[str, Any]]:
+    """Return one row for each variant and what it was tuned to, the first at the goal first; means over its seeds."""
+    own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]
+    rows = []
+    for variant, tuned in dict.fromkeys((cell["variant"], cell["tuned"]) for cell in own):
+        seeds = [cell for cell in own if (cell["variant"], cell["tuned"]) == (variant, tuned)]
+        mean = mean_curve(seeds)
+        rows.append(
+            {
+                "variant": variant,
+                "tuned": tuned,
+                "seeds": len(seeds),
+                "seconds an iteration": mean["seconds"][-1] / mean["iterations"][-1],
+                "seconds to the goal": arrival(mean["seconds"], mean["scores"], REACHED[reward]),
+                "iterations to it": arrival(mean["iterations"], mean["scores"], REACHED[reward]),
+                "score after equal seconds": score_at(mean, "seconds", min(cell["seconds"][-1] for cell in own)),
+                "end": mean["scores"][-1],
+                "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),
+                "diversity": statistics.fmean(cell["diversity"][-1] for cell in seeds),
+                "deepest fall": statistics.fmean(deepest_fall(cell["scores"]) for cell in seeds),
+                "velocity norm": seeds[0]["velocity_norm_ratio"],
+            }
+        )
+    return sorted(rows, key=lambda row: row["seconds to the goal"] or float("inf"))
+
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+
+
+def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Check names from the command line (typer.BadParameter: one is unknown)."""
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"a {kind} must be one of {list(known)}, got {name!r}")
+
+
+@app.command()
+def run(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Methods, or variants of them; by default all methods.")
+    ] = None,
+    reward: Annotated[list[str] | None, typer.Option(help="Rewards; by default the two of the tuning.")] = None,
+    setting: Annotated[list[str] | None, typer.Option(help="Settings; by default the tuned one.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each cell.")] = 1,
+    runs: Annotated[Path, typer.Option(help="Folder of the cells.")] = RUNS,
+) -> None:
+    """Train the cells one after the other; run the command again to continue."""
+    names, rewards, settings = only or list(KNOBS), reward or list(GOALS), setting or ["tuned"]
+    require_known("variant", names, [name for name, each in VARIANTS.items() if each.method in KNOBS])
+    require_known("reward", rewards, list(REWARDS))
+    require_known("setting", settings, list(SETTINGS))
+    tuning = Tuning.read()
+    with cpu_clock():
+        for seed in range(seeds):
+            for each in settings:
+                for cell in [Cell(name, seed, trained) for trained in rewards for name in names]:
+                    typer.echo(f"{each}: {cell.folder}")
+                    train(tuning, cell, each, runs)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Option(help="Folder of the cells.")] = RUNS,
+    published: Annotated[Path, typer.Option(help="JSON file of cells that were measured before.")] = PUBLISHED,
+    out: Annotated[Path, typer.Option(help="JSON file; the plot has its stem.")] = Path("runs/race_2026.json"),
+) -> None:
+    """Print a table for each setting and reward, and write JSON and the curves of the tuned setting."""
+    cells = all_cells(runs, published)
+    if not cells:
+        raise typer.BadParameter(f"{runs} holds no finished cell: run `python -m benchmarks.race.finals run` first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(rounded(cell)) for cell in cells)
+    write_whole(out, f'{{"cells": [\n{lines}\n]}}\n')
+    for setting in SETTINGS:
+        for reward in REWARDS:
+            if rows := rows_of(cells, setting, reward):
+                table = Table(*rows[0], title=f"{reward}, {setting}: goal {REACHED[reward]}", box=MARKDOWN)
+                for row in rows:
+                    table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v or "–") for v in row.values()))
+                Console(width=220).print(table)
+    own = [cell for cell in cells if cell["setting"] == "tuned" and cell["variant"] in KNOBS]
+    if own:
+        write_plot(own, out.with_suffix(".png"), list(KNOBS))
+
+
+if __name__ == "__main__":
+    app()
