@@ -96,6 +96,7 @@ FLUX_KONTEXT = replace(
     name="flux_kontext",
     pipeline="FluxKontextPipeline",
     backbone="flow.models.backbones.flux:FluxKontext",
+    targets=(*FLUX.targets, "proj_mlp"),
     least_conditions=1,
     most_conditions=1,
 )

@@ -17,8 +17,8 @@ PAGES = sorted(
 PROGRAM = r"(?:\w+=\S* )*(?:\S*/)?(?:flowcredit|python3?) (?!-c)|curl "
 NOT_RUN = {
     r"model\.quantize=": "needs the extra package torchao",
-    r"\b(sd35|flux)_": "needs the weights of a model from the hub",
-    r"^flowcredit prompts flow_grpo": "needs a network; tests/deploy/tools/prompts has a local one",
+    r"\b(sd35|flux|kontext)_": "needs the weights of a model from the hub",
+    r"^flowcredit prompts (flow_grpo|\S+\.jsonl)": "needs a network; tests/deploy/tools/prompts has a local one",
     r"--suite ": "needs a network; tests/deploy/tools/test_suites.py has the files in a cache",
     r"--push ": "needs an account of the hub; tests/deploy/cli/test_card.py has a local one",
     r"learner\.objective=\./mine": "needs the file of the page; tests/deploy/run/test_own.py runs it",
@@ -26,7 +26,7 @@ NOT_RUN = {
     r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/lab/cluster/test_jobs.py runs them",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
-    r"-m benchmarks\.race\.(race run|hacking|robustness|tune|finals|steadiness)": "takes hours; tests/benchmarks/race",
+    r"-m benchmarks\.race\.(race run|hacking|robustness|tune|finals|changes)": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.race\.race report": "draws for seconds; tests/benchmarks/race/test_race.py reports every file",
     r"-m benchmarks\.same_bits": "takes minutes and starts Ray; tests/benchmarks/test_workers.py",
     r"-m benchmarks\.toy\.demo_gain": "takes ten minutes: five runs of the demo",
