@@ -1,4 +1,4 @@
-"""How far tensors differ; random tensors of layers by name, and the formulas of layers as plain float64 products, for oracles of networks."""
+"""How far tensors differ, random tensors of layers by name, and formulas of layers as float64 products, for oracles."""
 
 from typing import Any
 
