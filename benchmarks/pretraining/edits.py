@@ -24,9 +24,9 @@ from benchmarks.pretraining.transformer import LATENT_SIZE
 from toyworld.world.edits import HELDOUT_PHRASES, KINDS, TRAIN_PHRASES, Edit, applied, draw_edit, draw_example, facts
 from toyworld.world.scenes import Scene, fits, render
 
-WRONG_SHARE = 0.25
+WRONG_SHARE = 0.1
 """Share of pairs whose instruction asks for another edit than the one that was made."""
-OVER_SHARE = 0.25
+OVER_SHARE = 0.2
 """Share of pairs in which one more shape was changed, so that the editor changes too much."""
 
 
@@ -90,7 +90,7 @@ def _is_possible(edit: Edit, scene: Scene) -> bool:
     colours = {shape.label: shape.color for shape in scene.shapes}
     if edit.kind == "add":
         return edit.label not in colours
-    return edit.label in colours and edit.to not in colours and edit.color != colours[edit.label]
+    return colours.get(edit.label) == edit.was and edit.to not in colours
 
 
 def pretrain(recipe: EditRecipe, *, work: Path, folder: Path, shapes: Path, console: Console) -> None:

@@ -204,7 +204,7 @@ def evaluate(
     if is_json:
         typer.echo(json.dumps(document(results, diversity, suite), indent=1))
     else:
-        for line in _evaluation_lines(results, diversity, suite_of(suite).parts if suite else ()):
+        for line in evaluation_lines(results, diversity, suite_of(suite).parts if suite else ()):
             typer.echo(line)
     if out and home:
         for path in write_results(results, home, diversity, suite):
@@ -273,7 +273,7 @@ def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[s
     return given + [f"rewards.{name}.use=evaluate" for name in named]
 
 
-def _evaluation_lines(results: Sequence["Assessed"], features: str | None, parts: Sequence[str] = ()) -> Iterator[str]:
+def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts: Sequence[str] = ()) -> Iterator[str]:
     from deploy.folder.heldout import SCORE
     from deploy.folder.paired import families_of, score_of
     from deploy.folder.suites import ALL_KINDS

@@ -110,10 +110,17 @@ def _checked_model(config: RunConfig) -> Located:
         from flow.quantized.transformer import require_quantizer
 
         require_quantizer(config.model)
-    if config.model.compile and not cluster_address(config.cluster):
+    if (config.model.compile or config.model.vae_compile) and not cluster_address(config.cluster):
         from flow.compiled import require_backend
 
-        require_backend(config.model.compile, "cuda" if config.cluster.learner.gpus else "cpu")
+        cluster = config.cluster
+        backends = {
+            "model.compile": (config.model.compile, cluster.learner),
+            "model.vae_compile": (config.model.vae_compile, cluster.rollout),
+        }
+        for key, (backend, role) in backends.items():
+            if backend:
+                require_backend(backend, "cuda" if role.gpus else "cpu", key=key)
     return located
 
 

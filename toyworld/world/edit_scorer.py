@@ -93,7 +93,7 @@ def judge(
 ) -> Verdict | None:
     """Judge one edited image.
 
-    The edited shape is the one of its class; what replaces it is near its place. `followed` is
+    The edited shape is the one of its class and colour; what replaces it is near its place. `followed` is
 
         color     1 if it has the wanted colour, half of it if it has another class now
         replace   1 if it has the wanted class, half of it if it has another colour now
@@ -113,7 +113,7 @@ def judge(
     Returns:
         The verdict; None if the condition image does not show the shape, or has another size.
     """
-    subject = next((shape for shape in shapes if shape.label == edit.label), None)
+    subject = next((shape for shape in shapes if (shape.label, shape.color) == (edit.label, edit.was)), None)
     if before.shape != after.shape or (subject is None) != (edit.kind == "add"):
         return None
     was, now = nearest_colour(np.stack([before, after]).astype(np.float32))

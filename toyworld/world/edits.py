@@ -19,37 +19,57 @@ from toyworld.world.scenes import SIZE, Scene, Shape, fits, render, sample_scene
 from toyworld.world.vocabulary import COLOURS, PALETTE, SHAPES
 
 KINDS = ("color", "remove", "add", "replace")
+KEYS = {"tag": "kind", "class": "label", "was": "was", "color": "color", "side": "side", "to": "to"}
+"""The fields of an edit by their keys in the metadata of a line."""
 SIDES = {"left": "on the left", "right": "on the right", "top": "at the top", "bottom": "at the bottom"}
 """Where an added shape is, and how an instruction says it."""
 
 TRAIN_PHRASES = {
     "color": (
-        "make the {label} {color}",
-        "paint the {label} {color}",
-        "color the {label} {color}",
-        "dye the {label} {color}",
+        "make the {was} {label} {color}",
+        "paint the {was} {label} {color}",
+        "color the {was} {label} {color}",
+        "dye the {was} {label} {color}",
     ),
-    "remove": ("remove the {label}", "delete the {label}", "erase the {label}", "take the {label} away"),
+    "remove": (
+        "remove the {was} {label}",
+        "delete the {was} {label}",
+        "erase the {was} {label}",
+        "take the {was} {label} away",
+    ),
     "add": ("add a {color} {label} {side}", "put a {color} {label} {side}", "draw a {color} {label} {side}"),
-    "replace": ("replace the {label} by a {to}", "change the {label} into a {to}", "swap the {label} for a {to}"),
+    "replace": (
+        "replace the {was} {label} by a {to}",
+        "change the {was} {label} into a {to}",
+        "swap the {was} {label} for a {to}",
+    ),
 }
 HELDOUT_PHRASES = {
     "color": (
-        "turn the {label} {color}",
-        "tint the {label} {color}",
-        "let the {label} be {color}",
-        "give the {label} a {color} color",
+        "turn the {was} {label} {color}",
+        "tint the {was} {label} {color}",
+        "let the {was} {label} be {color}",
+        "give the {was} {label} a {color} color",
     ),
-    "remove": ("drop the {label}", "wipe the {label} out", "clear the {label}", "get rid of the {label}"),
+    "remove": (
+        "drop the {was} {label}",
+        "wipe the {was} {label} out",
+        "clear the {was} {label}",
+        "get rid of the {was} {label}",
+    ),
     "add": ("place a {color} {label} {side}", "insert a {color} {label} {side}", "set a {color} {label} {side}"),
-    "replace": ("turn the {label} into a {to}", "make the {label} a {to}", "exchange the {label} for a {to}"),
+    "replace": (
+        "turn the {was} {label} into a {to}",
+        "make the {was} {label} a {to}",
+        "exchange the {was} {label} for a {to}",
+    ),
 }
 
 SEED = 17
 PER_KIND = {"train": 36, "heldout": 12}
 """Lines of each kind in a file."""
 MOST_SHAPES = len(SHAPES)
-"""The shapes of a scene differ in class, so the class names a shape."""
+"""The shapes of a scene differ in class."""
 CLEAR = 1.5
 """Pixels by which the middle of an added shape is nearer to its side than to any other."""
 
@@ -62,8 +82,10 @@ class Edit:
     """One of `KINDS`."""
     label: str
     """Class of the shape that is changed, removed or added."""
+    was: str | None = None
+    """Its colour before; None if it is added."""
     color: str | None = None
-    """Its new colour (`color`), or that of an added shape."""
+    """Its new colour (`color`), or that of the added shape."""
     side: str | None = None
     """Where a shape is added, one of `SIDES`."""
     to: str | None = None
@@ -71,8 +93,7 @@ class Edit:
 
     def metadata(self) -> dict[str, str]:
         """Return the fields that are set; `tag` is the kind and `class` the label."""
-        given = {"tag": self.kind, "class": self.label, "color": self.color, "side": self.side, "to": self.to}
-        return {name: value for name, value in given.items() if value}
+        return {key: value for key, name in KEYS.items() if (value := getattr(self, name))}
 
     @classmethod
     def of(cls, metadata: Metadata) -> "Edit":
@@ -81,14 +102,15 @@ class Edit:
         Raises:
             PromptError: the metadata are those of no edit.
         """
-        given: dict[str, Any] = {name: metadata.get(name) for name in ("tag", "class", "color", "side", "to")}
-        read = cls(kind=given["tag"], label=given["class"], color=given["color"], side=given["side"], to=given["to"])
+        given: dict[str, Any] = {key: metadata.get(key) for key in KEYS}
+        read = cls(**{name: given[key] for key, name in KEYS.items()})
         if read.kind not in KINDS or read not in facts(read.kind):
             raise PromptError(f"the metadata of an edit must be one of the toy world's, got {given}")
         return read
 
     def instruction(self, phrase: str) -> str:
-        return phrase.format(label=self.label, color=self.color, side=SIDES.get(self.side or ""), to=self.to)
+        side = SIDES.get(self.side or "")
+        return phrase.format(label=self.label, was=self.was, color=self.color, side=side, to=self.to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,22 +125,21 @@ class Example:
 def facts(kind: str) -> list[Edit]:
     """Return every edit of a kind."""
     if kind == "color":
-        return [Edit(kind=kind, label=label, color=color) for label, color in product(SHAPES, COLOURS)]
+        changes = product(SHAPES, permutations(COLOURS, 2))
+        return [Edit(kind=kind, label=label, was=was, color=color) for label, (was, color) in changes]
     if kind == "remove":
-        return [Edit(kind=kind, label=label) for label in SHAPES]
+        return [Edit(kind=kind, label=label, was=was) for label, was in product(SHAPES, COLOURS)]
     if kind == "add":
         places = product(SHAPES, COLOURS, SIDES)
         return [Edit(kind=kind, label=label, color=color, side=side) for label, color, side in places]
-    return [Edit(kind=kind, label=label, to=to) for label, to in permutations(SHAPES, 2)]
+    swaps = product(permutations(SHAPES, 2), COLOURS)
+    return [Edit(kind=kind, label=label, was=was, to=to) for (label, to), was in swaps]
 
 
 def is_heldout(edit: Edit) -> bool:
-    """Tell whether an edit belongs to the held-out file; False for kinds that are split by phrase and image alone."""
-    if edit.kind not in ("color", "add"):
-        return False
-    label, color = SHAPES.index(edit.label), COLOURS.index(edit.color or "")
-    side = list(SIDES).index(edit.side) if edit.side else 0
-    return (label + color + side) % len(COLOURS) == 1
+    """Tell whether an edit belongs to the held-out file: one in four of each kind does."""
+    named = ((SHAPES, edit.label), (COLOURS, edit.was), (COLOURS, edit.color), (tuple(SIDES), edit.side))
+    return sum(names.index(name) for names, name in named if name) % len(COLOURS) == 1
 
 
 def side_of(center: tuple[float, float]) -> str:
@@ -159,15 +180,15 @@ def applied(edit: Edit, scene: Scene) -> Scene:
 
 def _try(edit: Edit, rng: np.random.Generator) -> Example | None:
     others = [str(label) for label in rng.permutation(SHAPES) if label not in (edit.label, edit.to)]
-    labels = [edit.label, *others[: int(rng.integers(1, MOST_SHAPES))]]
-    scene = sample_scene({"include": [{"class": label, "count": 1} for label in labels]}, rng)
+    edited = {"class": edit.label, "count": 1, "color": edit.was or edit.color}
+    scene = sample_scene(
+        {"include": [edited, *({"class": label, "count": 1} for label in others[: int(rng.integers(1, MOST_SHAPES))])]},
+        rng,
+    )
     if edit.kind == "add":
-        added = replace(scene.shapes[0], color=str(edit.color), rgb=PALETTE[str(edit.color)])
-        wanted = Scene(shapes=(added, *scene.shapes[1:]))
         before = Scene(shapes=scene.shapes[1:])
-        return Example(edit=edit, before=before, wanted=wanted) if _is_on_side(added, str(edit.side)) else None
-    if edit.kind == "color" and scene.shapes[0].color == edit.color:
-        return None
+        is_there = _is_on_side(scene.shapes[0], str(edit.side))
+        return Example(edit=edit, before=before, wanted=scene) if is_there else None
     return Example(edit=edit, before=scene, wanted=applied(edit, scene))
 
 
@@ -182,8 +203,7 @@ def lines(split: str) -> list[tuple[dict[str, Any], Example]]:
     phrases = HELDOUT_PHRASES if split == "heldout" else TRAIN_PHRASES
     found = []
     for kind in KINDS:
-        by_fact = any(is_heldout(edit) for edit in facts(kind))
-        allowed = [edit for edit in facts(kind) if not by_fact or is_heldout(edit) == (split == "heldout")]
+        allowed = [edit for edit in facts(kind) if is_heldout(edit) == (split == "heldout")]
         order = rng.permutation(len(allowed))
         for turn in range(PER_KIND[split]):
             round_, index = divmod(turn, len(order))

@@ -304,6 +304,15 @@ def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None
     assert shared_memory(rollout, learner, offload=True) == 92 + 8
 
 
+def test_one_process_for_both_sides_has_the_model_once_and_the_larger_of_their_steps(tiny_config: Config) -> None:
+    bundle = {"rollout_actors": 1, "rollout": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
+    two, one = (estimate(tiny_config(cluster={**bundle, "layout": layout})) for layout in ("colocated", "joint"))
+    once = sum(two.rollout[part] for part in ("context", "transformer", "VAE", "text encoders"))
+    step = min(two.rollout["largest step"], two.learner["forward and backward"])
+    assert one.shared == two.shared - once - step
+    assert one.rollout == two.rollout and "transformer" not in one.learner
+
+
 def test_an_estimate_says_what_a_colocated_bundle_takes(tiny_config: Config) -> None:
     bundle = {"layout": "colocated", "rollout_actors": 1}
     found = estimate(tiny_config(cluster=bundle))

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
-from deploy.cli.reports import _evaluation_lines
+from deploy.cli.reports import evaluation_lines
 from deploy.folder.heldout import heldout_of
 from deploy.folder.suites import read_suites
 from deploy.presets import load_config
@@ -184,7 +184,7 @@ def test_gedit_is_averaged_by_task_and_by_language_as_its_release_does() -> None
     assert first["parts"]["gedit/semantics"]["all kinds"] == pytest.approx((5 + 9 + 5) / 3)
     assert found["differences"]["en"]["value"] == pytest.approx(2)
     assert found["part_differences"]["gedit/semantics"]["en"]["value"] == pytest.approx(1.5)
-    lines = {line[: line.index("  ")].strip(): line for line in _evaluation_lines([base, adapter], None, GEDIT.parts)}
+    lines = {line[: line.index("  ")].strip(): line for line in evaluation_lines([base, adapter], None, GEDIT.parts)}
     assert lines["en"].split()[1:4] == ["5.000", "7.000", "+2.000"]
     assert lines["gedit/semantics en"].split()[2:5] == ["7.000", "8.500", "+1.500"]
     assert lines["gedit/quality cn"].split()[2:5] == ["5.000", "7.200", "+2.200"]

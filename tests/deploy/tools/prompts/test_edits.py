@@ -21,8 +21,8 @@ from protocol.prompts import read_prompts
 from rewards.images import encode_png
 from tests.support.services.files import Server, serving
 
-PICTURES = [np.full((4, 6, 3), level, np.uint8) for level in (10, 20, 30)]
-PNGS = [encode_png(picture) for picture in PICTURES]
+SHOWN = [np.full((4, 6, 3), level, np.uint8) for level in (10, 20, 30)]
+PNGS = [encode_png(image) for image in SHOWN]
 
 
 def sha256_of(data: bytes) -> str:
@@ -32,7 +32,7 @@ def sha256_of(data: bytes) -> str:
 def prompts_of(path: Path) -> list[Any]:
     found = read_prompts(DataConfig(train=str(path), heldout=str(path), tags=()), str(path))
     return [
-        (each.text, each.metadata, *(int(read_picture(picture)[0, 0, 0]) for picture in each.conditions))
+        (each.text, each.metadata, *(int(read_picture(condition)[0, 0, 0]) for condition in each.conditions))
         for each in found
     ]
 
