@@ -128,6 +128,7 @@ def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_ou
                 require_vocabulary(parts[tokenizer], parts[encoder], what=what, error=ModelError)
     if located.family.reads_images and parts[PROCESSOR]:
         parts[PROCESSOR] = _image_processor(located, parts[PROCESSOR])
+        parts["tokenizer"] = read_tokenizer(located, "tokenizer") if "tokenizer" in located.parts else None
     return parts
 
 

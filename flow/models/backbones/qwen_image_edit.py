@@ -70,10 +70,10 @@ class QwenImageEdit(QwenImage):
     def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings of `count` prompts of the greatest length with their images."""
         words, side = super()._example_words(count), self._config.condition_side
-        width, height = self.read_size(side, side, side)
-        pixels = READ_TOKEN**2
-        read = torch.randn(count, self.example_conditions * width * height // pixels, words.tensors[EMBEDS].shape[2])
-        return Conditioning.of({EMBEDS: torch.cat([words.tensors[EMBEDS], read.to(self._device)], dim=1)})
+        rows, columns = (round(each / READ_TOKEN) for each in self.read_size(side, side, side))
+        embeds = words.tensors[EMBEDS]
+        read = torch.randn(count, self.example_conditions * rows * columns, embeds.shape[2], device=self._device)
+        return Conditioning.of({EMBEDS: torch.cat([embeds, read], dim=1)})
 
 
 class QwenImageEditPlus(QwenImageEdit):

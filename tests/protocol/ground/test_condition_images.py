@@ -15,7 +15,7 @@ from protocol.errors import PromptError
 from protocol.ground import condition_images
 from protocol.ground.condition_images import read_condition
 from protocol.messages import Condition, Prompt
-from protocol.prompts import read_prompts
+from protocol.prompts import overlap, read_prompts
 
 RAMP = np.arange(16 * 24 * 3, dtype=np.uint8).reshape(16, 24, 3)
 
@@ -45,6 +45,15 @@ def test_pixels_are_turned_as_exif_says_and_have_no_alpha(tmp_path: Path) -> Non
     rgba = np.dstack([RAMP, np.zeros((16, 24), np.uint8)])
     Image.fromarray(rgba).save(tmp_path / "a.png", exif=exif)
     np.testing.assert_array_equal(read_condition(read(tmp_path, image="a.png").conditions[0]), np.rot90(RAMP, -1))
+
+
+def test_one_instruction_for_two_images_is_two_prompts(tmp_path: Path) -> None:
+    prompts = []
+    for number in range(2):
+        Image.fromarray(RAMP[number:]).save(tmp_path / f"{number}.png")
+        prompts.append(read(tmp_path, image=f"{number}.png"))
+    assert overlap(prompts[:1], prompts[1:]) is None
+    assert "1 of 2" in str(overlap(prompts[:1], prompts))
 
 
 def test_an_image_that_changes_after_the_prompts_were_read_is_refused(tmp_path: Path) -> None:
