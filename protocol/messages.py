@@ -35,7 +35,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """An image that a prompt edits or refers to. `protocol.ground.pictures` makes it and reads its pixels."""
+    """An image that a prompt edits or refers to. `protocol.ground.condition_images` makes it and reads its pixels."""
 
     path: str
     """Absolute; every node sees the file there."""
@@ -56,6 +56,8 @@ class Prompt:
     negative: str = ""
     metadata: Metadata = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
+    wanted: Condition | None = None
+    """An image that the prompt asks for, to be shown beside its own; it changes no score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

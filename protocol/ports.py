@@ -137,8 +137,6 @@ class AdapterSink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPorts:
-    """The three ports of an evaluation."""
-
     rollouts: RolloutSource
     rewards: RewardSource
     adapters: AdapterSink
@@ -146,8 +144,6 @@ class EvaluationPorts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports(EvaluationPorts):
-    """The four ports of one run."""
-
     learner: LearnerPort
 
 
@@ -171,17 +167,11 @@ class Fleet(Protocol):
         """Replace the learner by one in the state of iteration 0."""
         ...
 
-    def stop(self) -> None:
-        """End every actor."""
-        ...
+    def stop(self) -> None: ...
 
-    def pools(self) -> list[PoolStatus]:
-        """Describe every pool."""
-        ...
+    def pools(self) -> list[PoolStatus]: ...
 
-    def actors(self) -> list[ActorStatus]:
-        """Describe every actor."""
-        ...
+    def actors(self) -> list[ActorStatus]: ...
 
     def busy_seconds(self) -> dict[str, float]:
         """Sum the seconds that actors spent in calls so far, by pool and for `learner`."""

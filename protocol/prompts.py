@@ -6,7 +6,7 @@
 | anything else                            | a prompt; words that the image must show are in double quotes       |
 
 A JSON line may name the images that it edits: one path under `image` or a list under `images`, each from the prompt
-file's folder.
+file's folder. `wanted_image` may name one to show beside its own.
 
 The first line that is not blank decides the format; a file whose name ends in `.jsonl` is always JSON. A line in the
 other format is an error that names the line's number, and so is a table or one JSON document over the whole file.
@@ -22,12 +22,14 @@ from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.ground.resources import resolve
 from protocol.messages import Condition, Prompt
 
 IMAGES = "image", "images"
 """Keys of a line that name condition images."""
+WANTED = "wanted_image"
+"""Key of a line that names an image to show beside its own."""
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
@@ -83,10 +85,15 @@ def require_unicode(text: str, what: str) -> None:
         raise PromptError(f"{what} must be Unicode text, got half a surrogate pair in {text[:60]!r}") from None
 
 
+def content_of(prompt: Prompt) -> tuple[str, ...]:
+    """Return what tells two prompts apart: the text and the sha256 of each condition image."""
+    return prompt.text, *(each.sha256 for each in prompt.conditions)
+
+
 def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
     """Say how many held-out prompts are trained on too; their scores measure memory. None if there are none."""
-    trained = {prompt.text for prompt in train}
-    both = [prompt.text for prompt in heldout if prompt.text in trained]
+    trained = set(map(content_of, train))
+    both = [prompt.text for prompt in heldout if content_of(prompt) in trained]
     return (
         f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {shown(both[0])}" if both else None
     )
@@ -171,12 +178,22 @@ def _json_line(line: str, index: int, path: Path, negative: str) -> Prompt:
     if not isinstance(negative, str):
         raise PromptError(f"{where}: `negative_prompt` must be a text, got {negative!r}")
     require_unicode(json.dumps(fields, ensure_ascii=False), f"{where}: a line")
-    metadata = {key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt", *IMAGES)}
+    metadata = {
+        key: value for key, value in fields.items() if key not in ("prompt", "negative_prompt", *IMAGES, WANTED)
+    }
     try:
         conditions = tuple(_condition(path, name) for name in _images(fields))
+        wanted = _wanted(path, fields.get(WANTED))
     except PromptError as error:
         raise PromptError(f"{where}: {error}") from None
-    return Prompt(index=index, text=fields["prompt"], negative=negative, metadata=metadata, conditions=conditions)
+    return Prompt(
+        index=index,
+        text=fields["prompt"],
+        negative=negative,
+        metadata=metadata,
+        conditions=conditions,
+        wanted=wanted,
+    )
 
 
 def _images(fields: Mapping[str, Any]) -> Sequence[str]:
@@ -185,6 +202,12 @@ def _images(fields: Mapping[str, Any]) -> Sequence[str]:
     if len(given) > 1 or [] in given or not all(isinstance(name, str) and name for name in names):
         raise PromptError(f"`image` must be a path, or `images` a list of paths, got {given}")
     return names
+
+
+def _wanted(prompts: Path, name: Any) -> Condition | None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise PromptError(f"`{WANTED}` must be a path, got {name!r}")
+    return _condition(prompts, name) if name else None
 
 
 def _condition(prompts: Path, name: str) -> Condition:

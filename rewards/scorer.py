@@ -20,8 +20,8 @@ import numpy as np
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, PromptError, ScorerError, breaks_gpu, line_in, named_line, suggest
+from protocol.ground.condition_images import read_condition
 from protocol.ground.import_path import find_either, foreign_module, is_path
-from protocol.ground.pictures import read_picture
 from protocol.messages import Condition, Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards import loading
@@ -31,7 +31,7 @@ from rewards.scores import joined, split
 
 logger = logging.getLogger(__name__)
 
-Picture = Condition | np.ndarray
+ConditionImage = Condition | np.ndarray
 """A condition image: its file, or its pixels, uint8 [H, W, 3]."""
 
 
@@ -159,10 +159,10 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
     """
     path, extra = _registered(spec)
     cls = load_class(path, args=args, extra=extra, find=_class_at)
-    is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
-    checker = cls if is_static else build_scorer(spec, **args)
     if _conditions_of(getattr(cls, "score", None)) == "required":
         _require_conditions(path, prompts)
+    is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
+    checker = cls if is_static else build_scorer(spec, **args)
     with explained(f"{path} cannot check the prompts", path, extra):
         checker.check(prompts)
 
@@ -233,7 +233,7 @@ class CheckedScorer:
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[Picture]] | None = None,
+        conditions: Sequence[Sequence[ConditionImage]] | None = None,
     ) -> Scores:
         """Score B images; an image at which the scorer raises has no score, with the exception as reason.
 
@@ -244,7 +244,7 @@ class CheckedScorer:
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
         """
-        shown: Sequence[Sequence[Picture]] = [()] * len(images) if conditions is None else conditions
+        shown: Sequence[Sequence[ConditionImage]] = [()] * len(images) if conditions is None else conditions
         self._check_request(images, prompts, metadata, shown)
         read_only = images.view()
         read_only.flags.writeable = False
@@ -270,7 +270,7 @@ class CheckedScorer:
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[Picture]],
+        conditions: Sequence[Sequence[ConditionImage]],
     ) -> tuple[Scores, BaseException | None]:
         """Score B images, leaving out only images at which the scorer raises; also return the first exception, or None.
 
@@ -301,13 +301,13 @@ class CheckedScorer:
         return scored(slice(0, len(images))), errors[0] if errors else None
 
     def _seen(
-        self, conditions: Sequence[Sequence[Picture]], pixels: dict[Condition, np.ndarray]
+        self, conditions: Sequence[Sequence[ConditionImage]], pixels: dict[Condition, np.ndarray]
     ) -> list[list[np.ndarray]]:
         """Return the pixels of the condition images; `pixels` keeps the files that were read."""
         if self._needs_conditions and not all(conditions):
             raise PromptError("an image without a condition image cannot be scored")
         for condition in {each for row in conditions for each in row if isinstance(each, Condition)} - pixels.keys():
-            pixels[condition] = read_picture(condition)
+            pixels[condition] = read_condition(condition)
             pixels[condition].flags.writeable = False
         return [[pixels[each] if isinstance(each, Condition) else each for each in row] for row in conditions]
 
@@ -326,7 +326,7 @@ class CheckedScorer:
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[Picture]],
+        conditions: Sequence[Sequence[ConditionImage]],
     ) -> None:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             got = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
@@ -413,7 +413,7 @@ class Piece:
     rows: tuple[int, ...]
     prompts: tuple[str, ...]
     metadata: tuple[Metadata, ...]
-    conditions: tuple[tuple[Picture, ...], ...]
+    conditions: tuple[tuple[ConditionImage, ...], ...]
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> "Piece":

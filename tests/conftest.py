@@ -17,7 +17,7 @@ from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
 
 NEEDS_PACKAGES = "needs packages that are not installed; make installs them all"
-collect_ignore = [] if find_spec("ray") else ["lab", "deploy"]
+collect_ignore = [] if find_spec("ray") else ["actors", "deploy", "lab"]
 """Folders whose own conftest needs such packages."""
 WARM = pytest.StashKey[pytest.MonkeyPatch]()
 

@@ -126,13 +126,11 @@ class Starts:
         return [self.begin(Member(slot), is_needed=False) for slot in islice(free, max(0, -surplus))]
 
     def cancel(self, member: Member) -> None:
-        """Cancel the start of one member."""
         for task in [task for task, other in self._tasks.items() if other is member]:
             self._tasks.pop(task)
             task.cancel()
 
     def stop(self) -> None:
-        """Cancel every start."""
         for task in self._tasks:
             task.cancel()
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from deploy.folder.gallery import FAIL, PASS, before_after_text, read_gallery
+from deploy.folder.gallery import FAIL, PASS, Kept, before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.report.runs import HELDOUT, REWARD, Run, read_run
 
@@ -35,7 +34,7 @@ def draw(runs: list[Path]) -> Figure:
     first, last = (int(middle.evaluations[end]["iteration"]) for end in (0, -1))
     before, after = (read_gallery(middle.path / GALLERY, each) for each in (first, last))
     prompts = [prompt for prompt in before if prompt in after]
-    scores = [[before[prompt][1], after[prompt][1]] for prompt in prompts]
+    scores = [[before[prompt].reading, after[prompt].reading] for prompt in prompts]
     said = before_after_text(middle.heldout, scores, first=first, last=last, diversity=middle.config.diversity_reading)
     right.suptitle(said, fontsize=9)
     images = middle.config.evaluation.images_per_prompt
@@ -63,9 +62,9 @@ def _curves(part: SubFigure, runs: Sequence[Run]) -> None:
     reward.set_xlabel("iteration")
 
 
-def _sheet(axes: Axes, cells: Sequence[tuple[np.ndarray, float]]) -> None:
+def _sheet(axes: Axes, cells: Sequence[Kept]) -> None:
     """Draw images with a bar below each: green up to its score, from 0 to 1, and red after it."""
-    for number, (image, score) in enumerate(cells):
+    for number, (image, score, *_) in enumerate(cells):
         x, y = WIDE * (number % COLUMNS), HIGH * (number // COLUMNS)
         axes.imshow(image, interpolation="nearest", extent=(x, x + 1, y + 1, y))
         axes.barh([y + 1 + BAR], [score], BAR, x, color=PASS)

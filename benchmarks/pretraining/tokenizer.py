@@ -17,14 +17,14 @@ CONTEXT_LENGTH = 12
 END = "</w>"
 
 
-def build() -> CLIPTokenizer:
-    """Return a tokenizer that pads and truncates to CONTEXT_LENGTH."""
-    merges: Any = learn_merges(words())
+def build(vocabulary: list[str] | None = None) -> CLIPTokenizer:
+    """Return a tokenizer of these words, by default those of captions; it pads and truncates to CONTEXT_LENGTH."""
+    merges: Any = learn_merges(vocabulary or words())
     letters = _byte_letters()
     pieces = [*letters, *(letter + END for letter in letters), *(a + b for a, b in merges)]
     tokens = [*dict.fromkeys(pieces), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CONTEXT_LENGTH)
+    ids = {token: index for index, token in enumerate(tokens)}
+    return CLIPTokenizer(vocab=ids, merges=merges, model_max_length=CONTEXT_LENGTH)
 
 
 def mark_ids(tokenizer: CLIPTokenizer) -> dict[str, Any]:

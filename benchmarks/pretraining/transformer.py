@@ -3,6 +3,7 @@
 `build` makes the untrained parts, `train` trains them with flow matching on latents and web captions.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,16 +176,19 @@ def draw_sigmas(count: int, generator: torch.Generator) -> Float[Tensor, " B"]:
 
 
 def flow_matching_loss(
-    model: nn.Module, clean: Float[Tensor, "B C H W"], ids: Int[Tensor, "B L"], generator: torch.Generator
+    model: Callable[..., Float[Tensor, "B C H W"]],
+    clean: Float[Tensor, "B C H W"],
+    ids: Int[Tensor, "B L"] | tuple[Int[Tensor, "B _"], ...],
+    generator: torch.Generator,
 ) -> Float[Tensor, ""]:
     """Return the mean squared error of the velocity at random noise levels.
 
     x_s = (1 - s) x_0 + s e,   loss = mean over batch and elements of (v(x_s, s, caption) - (e - x_0))^2
 
     Args:
-        model: the velocity model.
+        model: the velocity model, called with latents, noise levels and ids.
         clean: clean latents x_0 [B, C, H, W].
-        ids: token ids of the captions [B, L].
+        ids: token ids of the captions [B, L], for each tokenizer if there are several.
         generator: source of noise levels s and noise e.
 
     Returns:

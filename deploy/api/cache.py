@@ -20,8 +20,6 @@ HELD = 256
 
 @dataclass(frozen=True)
 class _Look:
-    """The newest look at the source."""
-
     ended: float
     error: BoardError | None
 
@@ -77,7 +75,6 @@ class StatusCache:
         return reading.at(self._clock(), is_board_away=error is not None)
 
     async def json(self, run: str) -> bytes:
-        """Return the same as JSON."""
         status, held = await self.status(run), self._texts.get(run)
         if held is None or held[0] != status:
             held = self._texts[run] = status, status.model_dump_json().encode()  # for all clients

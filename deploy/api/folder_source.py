@@ -38,8 +38,6 @@ Stamps = tuple[tuple[int, int], ...]
 
 @dataclass
 class _Run:
-    """One run folder."""
-
     path: Path
     """Resolved, without links."""
     board: "Board | None" = None

@@ -57,7 +57,6 @@ class Guard:
         self._bodies = _Bodies(bodies_held * max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -38,7 +38,6 @@ class Problem(Exception):  # noqa: N818
         self.status, self.detail, self.headers = status, said(detail), headers
 
     def response(self) -> JSONResponse:
-        """Return the HTTP response."""
         details = ProblemDetails(title=HTTPStatus(self.status).phrase, status=self.status, detail=self.detail)
         return JSONResponse(details.model_dump(), self.status, headers=self.headers, media_type=MEDIA)
 

@@ -258,7 +258,7 @@ def _pixels_to_score(call: ScoreCall) -> int:
             return 0
         return found if found <= MOST_PIXELS else 0
 
-    return sum(map(pixels, (*(item.image for item in call.items), *call.pictures)))
+    return sum(map(pixels, (*(item.image for item in call.items), *call.conditions)))
 
 
 Seen = tuple[np.ndarray, tuple[np.ndarray, ...]]
@@ -268,25 +268,25 @@ Seen = tuple[np.ndarray, tuple[np.ndarray, ...]]
 def _decoded(call: ScoreCall, reasons: list[str], *, takes_conditions: bool) -> Iterator[dict[int, Seen]]:
     """Yield the images of a call by row, at most `PIXELS_AT_ONCE` at a time; `reasons` receives why others fail."""
     portion: dict[int, Seen] = {}
-    pictures: dict[int, np.ndarray] = {}
+    shown: dict[int, np.ndarray] = {}
     left = PIXELS_AT_ONCE
     for row, item in enumerate(call.items):
         wanted = item.conditions if takes_conditions else ()
         try:
-            pixels = {index: pixels_of(call.pictures[index]) for index in wanted}
+            pixels = {index: pixels_of(call.conditions[index]) for index in wanted}
             own = pixels_of(item.image)
             if own + sum(pixels.values()) > PIXELS_AT_ONCE:
                 raise ImageError(f"an image and its condition images may have {PIXELS_AT_ONCE} pixels in all")
-            if own + sum(pixels[index] for index in pixels.keys() - pictures.keys()) > left and portion:
+            if own + sum(pixels[index] for index in pixels.keys() - shown.keys()) > left and portion:
                 yield portion
-                portion, pictures, left = {}, {}, PIXELS_AT_ONCE
-            for index in pixels.keys() - pictures.keys():
-                pictures[index] = decode_image(call.pictures[index], most_pixels=MOST_PIXELS)
-                pictures[index].flags.writeable = False
+                portion, shown, left = {}, {}, PIXELS_AT_ONCE
+            for index in pixels.keys() - shown.keys():
+                shown[index] = decode_image(call.conditions[index], most_pixels=MOST_PIXELS)
+                shown[index].flags.writeable = False
                 left -= pixels[index]
             image = decode_image(item.image, most_pixels=MOST_PIXELS)
             left -= own
-            portion[row] = image, tuple(pictures[index] for index in wanted)
+            portion[row] = image, tuple(shown[index] for index in wanted)
         except ImageError as error:
             reasons[row] = str(error)
     if portion:

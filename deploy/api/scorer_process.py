@@ -35,7 +35,6 @@ class Facts(NamedTuple):
 
     @classmethod
     def of(cls, scorer: CheckedScorer) -> "Facts":
-        """Return the facts of a scorer."""
         return cls(scorer.low, scorer.high, scorer.sees, scorer.takes_conditions)
 
 
@@ -104,7 +103,6 @@ class ScorerProcess(Place):
         return answer
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._thread.shutdown(wait=False)
 

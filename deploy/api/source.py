@@ -21,9 +21,7 @@ class Source(Protocol):
         """Return all runs, newest first."""
         ...
 
-    async def status(self, run: str) -> RunStatus | None:
-        """Return one run."""
-        ...
+    async def status(self, run: str) -> RunStatus | None: ...
 
     async def lines(self, run: str, *, since: int, limit: int) -> list[MetricLine]:
         """Return at most `limit` metric lines with a `seq` above `since`, oldest first.
@@ -53,13 +51,9 @@ class Source(Protocol):
         """Return a command with its outcome, by its id."""
         ...
 
-    async def ask(self, run: str, command: Command) -> None:
-        """Send a command to a run."""
-        ...
+    async def ask(self, run: str, command: Command) -> None: ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 def open_source(where: str) -> Source:

@@ -88,7 +88,6 @@ class TwoGroups(Command):
     """A command with `--` between two groups of words; click takes `--` away, so it becomes `BETWEEN`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words."""
         return super().parse_args(ctx, [BETWEEN if each == "--" else each for each in args])
 
 

@@ -14,16 +14,19 @@ GENEVAL = "geneval"
 
 def prompts(
     name: Annotated[
-        str | None, typer.Argument(help="`geneval` makes training prompts; any other name fetches a published set.")
+        str | None,
+        typer.Argument(
+            help="`geneval` makes training prompts, FILE.jsonl fetches its images, a set's name fetches the set."
+        ),
     ] = None,
     count: Annotated[int, typer.Option(min=1, max=10**7, help="geneval: number of lines.")] = 50_000,
     seed: Annotated[int, typer.Option(min=0, help="geneval: seed of their choice and order.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="geneval: the file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="geneval, FILE.jsonl: the file to write.")] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for fetched sets; default: ~/.cache/flowcredit/prompts.")
     ] = None,
 ) -> None:
-    """Make GenEval training prompts or fetch a published set; without a name, list the sets."""
+    """Make GenEval training prompts, or fetch a published set or a file's images; without a name, list the sets."""
     from deploy.tools.prompts.sets import CACHE, SETS, fetch_set
 
     if name is None:
@@ -33,6 +36,12 @@ def prompts(
         return
     if name == GENEVAL:
         _make(count, seed, out)
+        return
+    if name.endswith(".jsonl"):
+        from deploy.tools.prompts.images import fetch_images
+
+        copy = _required(out, "FILE.jsonl")
+        typer.echo(f"data.train={copy}  ({fetch_images(Path(name), copy):,} prompts)")
         return
     if name not in SETS:
         raise InputError(f"unknown prompts {name!r}: {suggest(name, [GENEVAL, *SETS])}")
@@ -45,10 +54,15 @@ def prompts(
 def _make(count: int, seed: int, out: Path | None) -> None:
     from deploy.tools.prompts.geneval import geneval_prompts
 
-    if out is None or out.suffix != ".jsonl":
-        raise InputError(f"--out must name a .jsonl file for `prompts {GENEVAL}`, got {out}: give one")
-    require_folder_of(out, "--out")
+    out = _required(out, GENEVAL)
     lines = geneval_prompts(count, seed=seed)
     with writing(out, "--out"):
         write_whole(out, "".join(f"{json.dumps(line)}\n" for line in lines))
     typer.echo(f"data.train={out}  ({count:,} prompts, {len({line['prompt'] for line in lines}):,} different)")
+
+
+def _required(out: Path | None, name: str) -> Path:
+    if out is None or out.suffix != ".jsonl":
+        raise InputError(f"--out must name a .jsonl file for `prompts {name}`, got {out}: give one")
+    require_folder_of(out, "--out")
+    return out

@@ -4,6 +4,7 @@ RUN is a run folder, or the name of a run in `runs/`.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -145,7 +146,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="A published suite's prompts, scorers and aggregate: geneval, geneval2, dpg-ours, drawbench,"
-            " partiprompts or ocr."
+            " partiprompts, ocr; for models that edit: gedit, gedit-ours, imgedit or imgedit-ours."
         ),
     ] = None,
     diversity: Annotated[
@@ -203,7 +204,7 @@ def evaluate(
     if is_json:
         typer.echo(json.dumps(document(results, diversity, suite), indent=1))
     else:
-        for line in _evaluation_lines(results, diversity):
+        for line in evaluation_lines(results, diversity, suite_of(suite).parts if suite else ()):
             typer.echo(line)
     if out and home:
         for path in write_results(results, home, diversity, suite):
@@ -272,7 +273,10 @@ def _scorers(entries: list[str], source: str | Path, words: list[str]) -> list[s
     return given + [f"rewards.{name}.use=evaluate" for name in named]
 
 
-def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> Iterator[str]:
+def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts: Sequence[str] = ()) -> Iterator[str]:
+    from deploy.folder.heldout import SCORE
+    from deploy.folder.paired import families_of, score_of
+    from deploy.folder.suites import ALL_KINDS
     from deploy.tools.evaluate import differences
 
     found = [each.evaluation for each in results]
@@ -281,14 +285,24 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     if len(results) > 1:
         yield f"{'':{width}} " + "  ".join(f"{each.name:>7}" for each in results) + "  difference, 95 %"
 
-    def line(name: str, values: Sequence[float], kind: str = "") -> str:
+    def line(name: str, values: Sequence[float], change: object = None) -> str:
         shown = f"{name:{width}} " + "  ".join(f"{value:>{7 if len(values) > 1 else 0}.3f}" for value in values)
-        if each := between.get(kind):
-            shown += f"  {each}"
-        return shown
+        return f"{shown}  {change}" if change else shown
+
+    def means(kind: str, name: str = SCORE) -> list[float]:
+        tag = None if kind == ALL_KINDS else kind
+        scores = [score_of(each.scores, tag, name=name) for each in results]
+        return [math.nan if score is None else score for score in scores]
 
     for tag in found[0].by_tag:
-        yield line(tag, [each.by_tag[tag] for each in found], tag)
+        yield line(tag, [each.by_tag[tag] for each in found], between.get(tag))
+    families = families_of(results[0].scores.tags)
+    for family in families:
+        yield line(family, means(family), between.get(family))
+    for part in parts:
+        changes = differences(results, name=part)
+        for kind in families or [ALL_KINDS]:
+            yield line(f"{part} {kind}", means(kind, part), changes.get(kind))
     for name in found[0].readings:
         yield line(f"reward/{name}", [each.readings[name] for each in found])
     if features:
@@ -297,7 +311,7 @@ def _evaluation_lines(results: Sequence["Assessed"], features: str | None) -> It
     size = f" of {scores.height} x {scores.width}" if scores.height and scores.width else ""
     all_counts = [f"{each.images} images{size}, {each.missing} without a score" for each in found]
     counts = "; ".join(dict.fromkeys(all_counts))
-    yield line("overall", [each.score for each in found], "all kinds") + f"  ({counts})"
+    yield line("overall", [each.score for each in found], between.get(ALL_KINDS)) + f"  ({counts})"
     share, first = results[-1].adapter_share, results[-1].adapter_steps
     if share is not None and first is not None and first < scores.steps:
         yield f"{'adapter share':{width}} {share:g}: the first {first} of {scores.steps} steps, the base model after"

@@ -34,7 +34,6 @@ def show_runs(statuses: Sequence[RunStatus]) -> RenderableType:
 
 
 def show_run(status: RunStatus) -> RenderableType:
-    """Return the status of one run."""
     rewards, metrics = status.rewards, status.metrics
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", f"{status.run}  {_phase(status)}")

@@ -1,10 +1,13 @@
 """Images for people: the gallery of an evaluation, and a comparison of two evaluations at the same seeds."""
 
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat, starmap
 from pathlib import Path
 from textwrap import wrap
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,9 +18,13 @@ from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.paired import fallen, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
+from protocol.ground.condition_images import read_condition
 from protocol.ground.files import iteration_name, write_whole
+from protocol.messages import Condition, Prompt
 
 PASS, FAIL = "#2e7d32", "#c62828"
+BESIDE = ("conditions", "wanted")
+"""Names of the arrays of further images in a gallery's file."""
 COLUMNS, MANY = 4, 16
 """Prompts in a row of a grid; a grid of more than `MANY` has twice as many, so that it stays one sheet."""
 DPI, LARGEST = 130, 280
@@ -28,20 +35,37 @@ MOST_LINES = 6
 """Most lines of a prompt, and of the title."""
 
 
+class Kept(NamedTuple):
+    """One image of an evaluation, and what is shown beside it; images are uint8 [H, W, 3] of one size."""
+
+    image: np.ndarray
+    reading: float
+    """Mean score of all images of its prompt; NaN if none has one."""
+    condition: np.ndarray | None = None
+    """The image that its prompt edits, the first of several; None if no prompt has one."""
+    wanted: np.ndarray | None = None
+    """The image that its prompt asks for; None if no prompt names one."""
+
+
 def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None:
     """Write `iteration_NNNNNN.png`, and `.npz` with the same images, prompts and readings.
 
     Args:
         evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and the scores of their prompts.
     """
-    prompts = np.array([prompt.text for prompt, _, _ in evaluation.gallery])
-    images = np.stack([image for _, image, _ in evaluation.gallery])
-    readings = np.array([reading for _, _, reading in evaluation.gallery], np.float32)
+    prompts = distinct([prompt.text for prompt, _, _ in evaluation.gallery])
+    kept = kept_of(evaluation.gallery)
+    images, readings, *beside = zip(*kept, strict=True)
+    given: dict[str, Any] = {
+        name: np.stack(each) for name, each in zip(BESIDE, beside, strict=True) if each[0] is not None
+    }
     arrays = io.BytesIO()
-    np.savez(arrays, prompts=prompts, images=images, readings=readings)
+    np.savez(
+        arrays, prompts=np.array(prompts), images=np.stack(images), readings=np.array(readings, np.float32), **given
+    )
     write_whole(gallery / iteration_name(iteration, ".npz"), arrays.getvalue())
-    cells = [(prompt, [image], [reading]) for prompt, image, reading in zip(prompts, images, readings, strict=True)]
-    title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}"
+    cells = [cell_of(prompt, each) for prompt, each in zip(prompts, kept, strict=True)]
+    title = f"held-out prompts at iteration {iteration}: score {evaluation.score:.3f}{beside_text(kept)}"
     write_grid(gallery / iteration_name(iteration, ".png"), cells, title)
 
 
@@ -61,11 +85,12 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
     """
     before, after = (read_gallery(gallery, iteration) for iteration in (first, last))
     both = [prompt for prompt in before if prompt in after]
-    both.sort(key=lambda prompt: -np.nan_to_num(after[prompt][1] - before[prompt][1]))
-    cells = [(prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]]) for prompt in both]
-    scores = [readings for _, _, readings in cells]
+    both.sort(key=lambda prompt: -np.nan_to_num(after[prompt].reading - before[prompt].reading))
+    cells = [cell_of(prompt, before[prompt], after[prompt]) for prompt in both]
+    scores = [[before[prompt].reading, after[prompt].reading] for prompt in both]
     said = before_after_text(read_heldout(gallery.parent), scores, first=first, last=last, diversity=diversity)
-    return write_grid(gallery / "before_after.png", cells, f"iteration {first} and {last}, same noise; {said}")
+    title = f"iteration {first} and {last}, same noise; {said}{beside_text(list(after.values()))}"
+    return write_grid(gallery / "before_after.png", cells, title)
 
 
 def before_after_text(
@@ -103,8 +128,37 @@ def before_after_text(
     return "; ".join(filter(None, parts))
 
 
-def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, float]]:
-    """Read the images of an evaluation: uint8 [H, W, 3] and score (NaN: none) by prompt, the mean over all its images.
+def kept_of(gallery: Sequence[tuple[Prompt, np.ndarray, float]]) -> list[Kept]:
+    """Put the images that prompts name beside those of an evaluation; white where only other prompts name one.
+
+    Raises:
+        PromptError: a condition image or a wanted image has changed, or is not there any more.
+    """
+    has_condition = any(prompt.conditions for prompt, _, _ in gallery)
+    has_wanted = any(prompt.wanted for prompt, _, _ in gallery)
+    return [
+        Kept(
+            image,
+            reading,
+            _fitted(next(iter(prompt.conditions), None), image.shape) if has_condition else None,
+            _fitted(prompt.wanted, image.shape) if has_wanted else None,
+        )
+        for prompt, image, reading in gallery
+    ]
+
+
+def distinct(texts: Sequence[str]) -> list[str]:
+    """Number texts that come again: prompts of different images may have one text."""
+    seen: Counter[str] = Counter()
+    found = []
+    for text in texts:
+        seen[text] += 1
+        found.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
+    return found
+
+
+def read_gallery(gallery: Path, iteration: int) -> dict[str, Kept]:
+    """Read the images of an evaluation by prompt.
 
     Raises:
         ValueError: the file is missing or damaged.
@@ -113,17 +167,62 @@ def read_gallery(gallery: Path, iteration: int) -> dict[str, tuple[np.ndarray, f
     try:
         with np.load(path, allow_pickle=False) as held:
             prompts, images, readings = (held[name] for name in ("prompts", "images", "readings"))
+            beside = [held.get(name) for name in BESIDE]
     except Exception as error:  # damaged bytes raise many kinds
         raise ValueError(f"gallery {path} cannot be read: {one_line(error)}") from error
     kinds = prompts.dtype.kind, images.dtype, readings.dtype.kind
     is_whole = images.ndim == 4 and images.shape[-1] == 3 and 0 not in images.shape
+    is_whole = is_whole and all(each is None or each.shape == images.shape for each in beside)
     if kinds != ("U", np.uint8, "f") or not is_whole or not prompts.shape == readings.shape == images.shape[:1]:
         raise ValueError(f"gallery {path} must hold a prompt, an image and a reading for each other")
-    return dict(zip(prompts.tolist(), zip(images, readings.tolist(), strict=True), strict=True))
+    rows = zip(
+        images,
+        readings.tolist(),
+        *(repeat(None, len(images)) if each is None else each for each in beside),
+        strict=True,
+    )
+    return dict(zip(prompts.tolist(), starmap(Kept, rows), strict=True))
 
 
-Cells = list[tuple[str, list[np.ndarray], list[float]]]
-"""Per prompt: its text, its images uint8 [H, W, 3], and their readings (NaN: no score), or no readings at all."""
+Cells = list[tuple[str, list[np.ndarray], list[float | None]]]
+"""Per prompt: its text, its images uint8 [H, W, 3], and their readings (NaN: no score; None: an image that gets none),
+or no readings at all."""
+
+
+def cell_of(prompt: str, *kept: Kept) -> tuple[str, list[np.ndarray], list[float | None]]:
+    """Return the cell of one prompt's images: the image that it edits, its images, and the wanted one."""
+    first, last = ([] if each is None else [(each, None)] for each in (kept[-1].condition, kept[-1].wanted))
+    images, readings = zip(*first, *((each.image, each.reading) for each in kept), *last, strict=True)
+    return prompt, list(images), list(readings)
+
+
+def beside_text(kept: Sequence[Kept]) -> str:
+    """Say what `cell_of` puts beside the images; empty if nothing."""
+    held = kept[0]
+    names = [
+        "" if held.condition is None else "; left: the image to edit",
+        "" if held.wanted is None else "; right: the wanted image",
+    ]
+    return "".join(names)
+
+
+def strip(kept: Kept) -> np.ndarray:
+    """Return an image with the ones that belong beside it as one image, with a white gap between them."""
+    _, images, _ = cell_of("", kept)
+    gap = np.full((images[0].shape[0], max(1, images[0].shape[1] // 16), 3), 255, np.uint8)
+    return np.hstack([part for image in images for part in (gap, image)][1:])
+
+
+def _fitted(file: Condition | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an image at the size of another, without stretching it; white without a file."""
+    from PIL import Image, ImageOps
+
+    if file is None:
+        return np.full(shape, 255, np.uint8)
+    image = read_condition(file)
+    if image.shape == shape:
+        return image
+    return np.asarray(ImageOps.pad(Image.fromarray(image), (shape[1], shape[0]), color="white"))
 
 
 def write_grid(path: Path, cells: Cells, title: str) -> Path:
@@ -141,7 +240,7 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
     wide, pixels = len(cells[0][1]), cells[0][1][0].shape
     most = 2 * COLUMNS if len(cells) > MANY else COLUMNS
     columns = min(len(cells), most if wide <= 2 else max(1, 2 * most // wide))
-    known = {reading for _, _, readings in cells for reading in readings if not np.isnan(reading)}
+    known = {reading for _, _, readings in cells for reading in readings if reading is not None and reading == reading}
     is_verdict = known <= {0.0, 1.0}
     has_scores = any(readings for _, _, readings in cells)
     legend = "green: right, red: wrong, grey: no score" if is_verdict else "below each: mean over its prompt's images"
@@ -163,6 +262,8 @@ def png_of_grid(cells: Cells, title: str, facts: Mapping[str, str] | None = None
         for index, (image, reading) in enumerate(zip(images, readings or [np.nan] * wide, strict=True)):
             x = left + between + index * (IMAGE + between)
             axes.imshow(image, interpolation="nearest", aspect="auto", extent=(x, x + IMAGE, upper + high, upper))
+            if reading is None:
+                continue
             if has_scores:
                 colour = _colour(reading) if is_verdict else "grey"
                 axes.add_patch(Rectangle((x, upper), IMAGE, high, fill=False, edgecolor=colour, linewidth=2.5))

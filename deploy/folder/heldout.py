@@ -51,7 +51,6 @@ def rounded(value: float) -> float | None:
 
 
 def heldout_of(iteration: int, evaluation: Evaluation, settings: EvaluationConfig) -> HeldoutScores:
-    """Make the document of an evaluation."""
     shapes = {image.shape[:2] for _, image, _ in evaluation.gallery}
     height, width = shapes.pop() if len(shapes) == 1 else (None, None)
     return HeldoutScores(

@@ -39,6 +39,20 @@ class Difference(Document):
         return self.low > 0 or self.high < 0
 
 
+def families_of(tags: Sequence[str]) -> list[str]:
+    """List what stands before the first slash of kinds such as `en/color`, unless it is a kind itself."""
+    found = dict.fromkeys(tag.partition("/")[0] for tag in tags if "/" in tag)
+    return [family for family in found if family not in tags]
+
+
+def kinds_of(tags: Sequence[str], tag: str | None) -> list[str]:
+    """List the kinds that a score runs over: one kind, those of a family (`families_of`), or all for None."""
+    kinds = list(dict.fromkeys(tags))
+    if tag is None or tag in kinds:
+        return kinds if tag is None else [tag]
+    return [kind for kind in kinds if kind.startswith(f"{tag}/")]
+
+
 def why_unpaired(before: HeldoutScores, after: HeldoutScores) -> str | None:
     """Return the reason why two evaluations cannot be compared prompt by prompt; None if they can."""
     for what in ("prompts", "tags", "seed", "steps"):
@@ -60,7 +74,7 @@ def paired_difference(
     Args:
         before: evaluations to pool, for example of several runs.
         after: evaluations of the same prompts to pool and compare with those.
-        tag: kind of prompts; None for the mean over all kinds.
+        tag: kind or family of prompts, see `kinds_of`; None for the mean over all kinds.
         name: of the readings; by default the readings that make the held-out score.
 
     Returns:
@@ -108,8 +122,8 @@ def group_difference(
 
 
 def score_of(held: HeldoutScores, tag: str | None = None, *, name: str = SCORE) -> float | None:
-    """Return a reading's mean for one kind, or the mean over all kinds; None if a kind has none."""
-    kinds = [tag] if tag else list(dict.fromkeys(held.tags))
+    """Return a reading's mean for one kind, or the mean over a family's or all kinds; None if a kind has none."""
+    kinds = kinds_of(held.tags, tag)
     tables = [held.table(name)[np.array(held.tags) == kind] for kind in kinds]
     if any(not np.isfinite(table).any() for table in tables):
         return None
@@ -131,7 +145,7 @@ def _resampled(
 ) -> tuple[float, np.ndarray, int] | None:
     """Return the difference of two pooled scores, `RESAMPLES` resampled ones, and the number of prompts."""
     tags = np.array(before[0].tags)
-    kinds = [tag] if tag else list(dict.fromkeys(tags.tolist()))
+    kinds = kinds_of(before[0].tags, tag)
     sums = [_sums(each, name) for each in (before, after)]
     rng = np.random.default_rng(0)
     points, drawn = np.zeros(2), np.zeros((2, RESAMPLES))

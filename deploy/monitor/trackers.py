@@ -164,10 +164,14 @@ def shown_gallery(evaluation: Evaluation) -> Iterator[Shown]:
     """Yield the images of an evaluation, each with its prompt and its score."""
     from PIL import Image
 
-    for index, (prompt, image, score) in enumerate(evaluation.gallery):
-        held = Image.fromarray(image)
-        held.thumbnail((LARGEST, LARGEST))
-        caption = f"{prompt.text} ({'no score' if score != score else f'{score:.3f}'})"
+    from deploy.folder.gallery import kept_of, strip
+
+    prompts = [prompt.text for prompt, _, _ in evaluation.gallery]
+    for index, (prompt, kept) in enumerate(zip(prompts, kept_of(evaluation.gallery), strict=True)):
+        held = Image.fromarray(strip(kept))
+        held.thumbnail((LARGEST * held.width // kept.image.shape[1], LARGEST))
+        score = kept.reading
+        caption = f"{prompt} ({'no score' if score != score else f'{score:.3f}'})"
         yield Shown(f"evaluation/image_{index:02d}", caption, encoded(held, "PNG"), held.size)
 
 

@@ -20,7 +20,6 @@ class Lines(Sequence[Line]):
         """By name: the lines that hold the metric, and its values."""
 
     def append(self, line: Line) -> None:
-        """Add a line."""
         for name, value in line.items():
             if value is not None:
                 rows, values = self._columns.setdefault(name, (array("I"), array("d")))

@@ -54,6 +54,9 @@ class Pair:
     after: str
     score_before: float
     score_after: float
+    condition: str | None
+    """The image that the prompt edits."""
+    wanted: str | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,6 @@ class Drawn:
 
 
 def drawn_of(groups: Sequence[Group]) -> Drawn:
-    """Make the charts of these groups."""
     return Drawn(
         curves=_curves(groups),
         step_rewards=[(group, charts.step_reward_lines(group), charts.step_reward_heat(group)) for group in groups],
@@ -230,19 +232,26 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
         except ValueError:
             continue
         both = [prompt for prompt in before if prompt in after]
-        changes = {prompt: float(np.nan_to_num(after[prompt][1] - before[prompt][1])) for prompt in both}
+        changes = {prompt: float(np.nan_to_num(after[prompt].reading - before[prompt].reading)) for prompt in both}
         shown = sorted(both, key=lambda prompt: -abs(changes[prompt]))[:MOST_PAIRS]
         parts = []
         for title, sign in (("Higher score", 1), ("Lower score", -1), ("No change", 0)):
             total = sum(np.sign(change) == sign for change in changes.values())
             pairs = [
-                Pair(prompt, data_url(left[0]), data_url(right[0]), left[1], right[1])
+                Pair(
+                    prompt,
+                    data_url(left.image),
+                    data_url(right.image),
+                    left.reading,
+                    right.reading,
+                    *(None if each is None else data_url(each) for each in (right.condition, right.wanted)),
+                )
                 for prompt, left, right in ((prompt, before[prompt], after[prompt]) for prompt in shown)
                 if np.sign(changes[prompt]) == sign
             ]
             cut = f", {len(pairs)} of them shown" if len(pairs) < total else ""
             parts += [(f"{title}: {total} of {len(both)} prompts{cut}", pairs)] if pairs else []
-        readings = [[before[prompt][1], after[prompt][1]] for prompt in both]
+        readings = [[before[prompt].reading, after[prompt].reading] for prompt in both]
         said = before_after_text(
             run.heldout, readings, first=ends[0], last=ends[-1], diversity=run.config.diversity_reading
         )

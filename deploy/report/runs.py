@@ -197,7 +197,6 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def named(runs: Sequence[Run]) -> Group:
-    """Make a group of these runs."""
     return Group(name=_common_name(runs), runs=runs)
 
 

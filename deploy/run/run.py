@@ -57,8 +57,6 @@ class PreparedRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run."""
-
     finished: bool
     """False if the run was stopped before its last iteration."""
     iteration: int

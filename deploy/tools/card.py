@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.folder.gallery import read_gallery, write_grid
+from deploy.folder.gallery import cell_of, read_gallery, write_grid
 from deploy.folder.names import GALLERY
 from deploy.folder.paired import paired_difference, why_unpaired
 from deploy.folder.read import checkpoint_of, config_of, evaluation_scores
@@ -41,11 +41,7 @@ def write_card(run: Path, folder: Path, *, iteration: int | None = None, name: s
     samples = ""
     with suppress(ValueError):  # a run need not have a gallery at this iteration
         before, after = (read_gallery(run / GALLERY, each) for each in (0, at))
-        cells = [
-            (prompt, [before[prompt][0], after[prompt][0]], [before[prompt][1], after[prompt][1]])
-            for prompt in before
-            if prompt in after and at
-        ]
+        cells = [cell_of(prompt, before[prompt], after[prompt]) for prompt in before if prompt in after and at]
         if cells:
             write_grid(folder / SAMPLES, cells, f"before and after {at} iterations, same prompts, same noise")
             samples = f"\n![Images of held-out prompts before and after training]({SAMPLES})\n"

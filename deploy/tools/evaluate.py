@@ -12,13 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from deploy.folder.gallery import write_grid
-from deploy.folder.heldout import HeldoutScores, heldout_of
-from deploy.folder.paired import Difference, paired_difference
+from deploy.folder.gallery import cell_of, kept_of, write_grid
+from deploy.folder.heldout import SCORE, HeldoutScores, heldout_of
+from deploy.folder.paired import Difference, families_of, paired_difference, score_of
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
 from deploy.folder.suites import ADAPTER, ALL_KINDS, BASE, JSON
 from deploy.run.inputs import check_heldout
 from deploy.tools.evaluators import evaluators
+from deploy.tools.suites import SUITES
 from flow.maths.hybrid import first_steps
 from flow.models.completed import completed
 from learner.loop.evaluate import Evaluation, evaluate
@@ -161,18 +162,30 @@ async def assess(
         return results
 
 
-def differences(results: Sequence[Assessed]) -> dict[str, Difference]:
-    """Return the paired difference of two results, adapter minus base, for `all kinds` of prompts and for each kind."""
+def differences(results: Sequence[Assessed], *, name: str = SCORE) -> dict[str, Difference]:
+    """Return the paired difference of two results, adapter minus base, by kind of prompts.
+
+    Args:
+        name: of the readings.
+
+    Returns:
+        It for `all kinds`, for each family (`families_of`) and for each kind.
+    """
     if len(results) < 2:
         return {}
     base, adapter = (each.scores for each in results)
-    kinds = {ALL_KINDS: None} | {tag: tag for tag in dict.fromkeys(base.tags)}
-    found = {name: paired_difference([base], [adapter], tag=tag) for name, tag in kinds.items()}
+    found = {kind: paired_difference([base], [adapter], tag=tag, name=name) for kind, tag in kinds_in(base).items()}
     return {name: each for name, each in found.items() if each}
+
+
+def kinds_in(scores: HeldoutScores) -> dict[str, str | None]:
+    """Return what has a row of its own, `all kinds` as None."""
+    return {ALL_KINDS: None} | {tag: tag for tag in (*families_of(scores.tags), *dict.fromkeys(scores.tags))}
 
 
 def document(results: Sequence[Assessed], features: str | None = None, suite: str | None = None) -> dict[str, Any]:
     """Return all results of an evaluation for JSON; `features` is the CLIP that measured the diversity."""
+    parts = SUITES[suite].parts if suite else ()
     return {
         "suite": suite,
         "diversity_features": features,
@@ -184,6 +197,11 @@ def document(results: Sequence[Assessed], features: str | None = None, suite: st
                 "adapter_steps": each.adapter_steps,
                 "score": each.evaluation.score,
                 "by_tag": dict(each.evaluation.by_tag),
+                "by_family": {name: score_of(each.scores, name) for name in families_of(each.scores.tags)},
+                "parts": {
+                    part: {kind: score_of(each.scores, tag, name=part) for kind, tag in kinds_in(each.scores).items()}
+                    for part in parts
+                },
                 "readings": {
                     key: value if np.isfinite(value) else None for key, value in each.evaluation.readings.items()
                 },
@@ -195,6 +213,9 @@ def document(results: Sequence[Assessed], features: str | None = None, suite: st
             for each in results
         ],
         "differences": {kind: each.model_dump() for kind, each in differences(results).items()},
+        "part_differences": {
+            part: {kind: each.model_dump() for kind, each in differences(results, name=part).items()} for part in parts
+        },
     }
 
 
@@ -218,11 +239,9 @@ def write_results(
     Raises:
         RunFolderError: a file cannot be written.
     """
-    galleries = [each.evaluation.gallery for each in results]
-    cells = [
-        (row[0][0].text, [image for _, image, _ in row], [reading for _, _, reading in row])
-        for row in zip(*galleries, strict=True)
-    ]
+    galleries = [kept_of(each.evaluation.gallery) for each in results]
+    texts = [prompt.text for prompt, _, _ in results[0].evaluation.gallery]
+    cells = [cell_of(text, *row) for text, row in zip(texts, zip(*galleries, strict=True), strict=True)]
     with writing(out, "--out"):
         write_whole(out / JSON, json.dumps(document(results, features, suite), indent=1))
         return out / JSON, write_grid(out / GRID, cells, " and ".join(each.name for each in results))

@@ -7,11 +7,12 @@ score is defined; kinds are told apart only where the suite does so. `docs/suite
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.prompts.sets import CACHE, GENEVAL_2_SCRIPT, SETS, fetch, fetch_set
+from deploy.tools.prompts.edits import GEDIT_WORDS, IMGEDIT_WORDS
+from deploy.tools.prompts.sets import CACHE, GENEVAL_2_SCRIPT, SETS, Source, fetch, fetch_set
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, PromptError, suggest
 
@@ -30,8 +31,30 @@ class Suite:
     """Scorers by the name of their reward; `--scorer` and overrides add others."""
     component: str
     images_per_prompt: int = 1
+    parts: tuple[str, ...] = ()
+    """Readings that the release averages over kinds of prompts as the score."""
+    template: Source | None = None
+    """The release's file with the judge's words, which the scorers read."""
 
 
+ELSEWHERE = {"cpus": 0, "gpus": 0}
+"""What an actor reserves that asks an endpoint."""
+GEDIT = Suite(
+    about="GEdit-Bench, English and Chinese: root of semantics and quality by GPT-4.1, mean of eleven tasks",
+    prompts="gedit",
+    rewards={"gedit": {"scorer": "edit_judge", "args": {"judge": {"url": None, "model": "gpt-4.1"}}, **ELSEWHERE}},
+    component="gedit",
+    parts=("gedit/semantics", "gedit/quality"),
+    template=GEDIT_WORDS,
+)
+IMGEDIT = Suite(
+    about="ImgEdit-Bench's 737 basic edits: mean of three numbers by GPT-4o, by type",
+    prompts="imgedit",
+    rewards={"imgedit": {"scorer": "imgedit_judge", "args": {"judge": {"url": None, "model": "gpt-4o"}}, **ELSEWHERE}},
+    component="imgedit",
+    parts=("imgedit/plain",),
+    template=IMGEDIT_WORDS,
+)
 PREFERENCE = {"pickscore": {"scorer": "pickscore"}, "clipscore": {"scorer": "clipscore"}}
 SUITES = {
     "geneval": Suite(
@@ -74,6 +97,18 @@ SUITES = {
         rewards={"ocr": {"scorer": "ocr", "args": {"text": "flow_grpo"}}},
         component="ocr",
     ),
+    "gedit": GEDIT,
+    "gedit-ours": replace(
+        GEDIT,
+        about="GEdit-Bench's instructions and words, asked to a Qwen3-VL-8B",
+        rewards={"gedit": {"scorer": "edit_judge"}},
+    ),
+    "imgedit": IMGEDIT,
+    "imgedit-ours": replace(
+        IMGEDIT,
+        about="ImgEdit-Bench's basic edits and rubrics, asked to a Qwen3-VL-8B",
+        rewards={"imgedit": {"scorer": "imgedit_judge"}},
+    ),
 }
 """The suites by name. A name ends in `-ours` where the judge or its words are not the published ones."""
 
@@ -113,8 +148,10 @@ def words_for(suite: Suite, config: RunConfig, cache: Path | None = None) -> lis
         args = dict(reward.get("args", {}))
         if reward["scorer"] == "soft_tifa":
             args["instruction"] = instruction_of(folder)
+        if suite.template:
+            args["template"] = str(fetch(suite.template, folder / suite.prompts)[0])
         words.append(
-            f"rewards.{name}={json.dumps({**reward, 'args': args, 'actors': cluster.rollout_actors, **share})}"
+            f"rewards.{name}={json.dumps({'actors': cluster.rollout_actors, **share, **reward, 'args': args})}"
         )
     return words
 

@@ -19,6 +19,8 @@ ATTENTION = (
     "attn.to_add_out",
 )
 """Attention projections of a transformer with an image stream and a text stream."""
+MOST_CONDITIONS = 16
+"""Condition images of a prompt in the families that take several; more of them are a mistake."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Family:
     least_conditions: int = 0
     most_conditions: int = 0
     """Condition images that a prompt must have, and may have."""
+    reads_images: bool = False
+    """Whether its text encoder reads the condition images too; its processor then has a processor of images."""
     has_chat: bool = False
     """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
     block_lists: tuple[str, ...] = ("transformer_blocks",)
@@ -92,6 +96,7 @@ FLUX_KONTEXT = replace(
     name="flux_kontext",
     pipeline="FluxKontextPipeline",
     backbone="flow.models.backbones.flux:FluxKontext",
+    targets=(*FLUX.targets, "proj_mlp"),
     least_conditions=1,
     most_conditions=1,
 )
@@ -103,6 +108,7 @@ FLUX2_KLEIN = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "attn.to_qkv_mlp_proj"),
+    most_conditions=MOST_CONDITIONS,
     has_chat=True,
     block_lists=("transformer_blocks", "single_transformer_blocks"),
 )
@@ -114,6 +120,23 @@ QWEN_IMAGE = Family(
     rank=64,
     alpha=128,
     targets=(*ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+)
+QWEN_IMAGE_EDIT = replace(
+    QWEN_IMAGE,
+    name="qwen_image_edit",
+    pipeline="QwenImageEditPipeline",
+    backbone="flow.models.backbones.qwen_image_edit:QwenImageEdit",
+    text_parts=("text_encoder", "processor", "tokenizer"),
+    least_conditions=1,
+    most_conditions=1,
+    reads_images=True,
+)
+QWEN_IMAGE_EDIT_PLUS = replace(
+    QWEN_IMAGE_EDIT,
+    name="qwen_image_edit_plus",
+    pipeline="QwenImageEditPlusPipeline",
+    backbone="flow.models.backbones.qwen_image_edit:QwenImageEditPlus",
+    most_conditions=MOST_CONDITIONS,
 )
 QWEN_IMAGE_21 = Family(
     name="qwen_image_21",
@@ -153,6 +176,17 @@ Z_IMAGE = Family(
     block_lists=("layers",),
 )
 FAMILIES = {
-    family.pipeline: family for family in (SD3, FLUX, FLUX_KONTEXT, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, Z_IMAGE)
+    family.pipeline: family
+    for family in (
+        SD3,
+        FLUX,
+        FLUX_KONTEXT,
+        FLUX2_KLEIN,
+        QWEN_IMAGE,
+        QWEN_IMAGE_EDIT,
+        QWEN_IMAGE_EDIT_PLUS,
+        QWEN_IMAGE_21,
+        Z_IMAGE,
+    )
 }
 """The families by their pipeline class in `model_index.json`."""

@@ -109,8 +109,9 @@ def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_ou
         ModelError: see `read_part`; or a tokenizer has another vocabulary than its encoder.
     """
     folder, parts = located.folder, dict[str, Any].fromkeys(located.family.text_parts)
-    encoders = (part for part in parts if part.startswith(ENCODER))
-    for encoder, tokenizer in zip(encoders, filter(is_tokenizer, parts), strict=True):
+    encoders = [part for part in parts if part.startswith(ENCODER)]
+    tokenizers = [part for part in parts if is_tokenizer(part)][: len(encoders)]  # a processor stands for another one
+    for encoder, tokenizer in zip(encoders, tokenizers, strict=True):
         lacking = [part for part in (encoder, tokenizer) if part not in located.parts]
         if lacking and OPTIONAL.isdisjoint(located.parts) and OPTIONAL.issuperset(lacking):
             continue
@@ -125,6 +126,9 @@ def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_ou
             if parts[encoder] is not None:
                 what = _what(located, tokenizer)
                 require_vocabulary(parts[tokenizer], parts[encoder], what=what, error=ModelError)
+    if located.family.reads_images and parts[PROCESSOR]:
+        parts[PROCESSOR] = _image_processor(located, parts[PROCESSOR])
+        parts["tokenizer"] = read_tokenizer(located, "tokenizer") if "tokenizer" in located.parts else None
     return parts
 
 
@@ -167,7 +171,7 @@ def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyTy
     folder, name = located.folder, located.family.pipeline
     load, what = getattr(diffusers, name).from_pretrained, f"model folder {folder} as {name}"
     parts |= text_arguments(located.family, text_parts)
-    if PROCESSOR in parts:
+    if parts.get(PROCESSOR):
         parts[PROCESSOR].save_pretrained = lambda target, **_: copytree(folder / PROCESSOR, target, dirs_exist_ok=True)
     return loaded(load, folder, what=what, error=ModelError, local_files_only=True, **parts)
 
@@ -175,7 +179,7 @@ def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyTy
 def text_arguments(family: Family, text_parts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return a pipeline's arguments for its text parts: None for those that are not read."""
     arguments = dict[str, Any].fromkeys(family.text_parts) | dict(text_parts)
-    if PROCESSOR in arguments:
+    if PROCESSOR in arguments and not family.reads_images:
         arguments[PROCESSOR] = _processor_of(arguments[PROCESSOR])
     return arguments
 
@@ -194,6 +198,27 @@ def _processor_of(tokenizer: Any) -> Any:
     processor.tokenizer = tokenizer or SimpleNamespace(encode=lambda _: [0])
     processor.image_processor = processor.video_processor = None
     processor.apply_chat_template = chat
+    return processor
+
+
+def _image_processor(located: Located, tokenizer: Any) -> Any:
+    """Return a processor that reads texts and images, with Pillow: that of videos beside it needs torchvision."""
+    from transformers import Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor: Any = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
+    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, None
+    processor.image_processor = loaded(
+        Qwen2VLImageProcessorPil.from_pretrained,
+        located.folder / PROCESSOR,
+        what=_what(located, PROCESSOR),
+        error=ModelError,
+        local_files_only=True,
+    )
+    for kind in ("image", "video"):
+        token = f"<|{kind}_pad|>"
+        setattr(processor, f"{kind}_token", token)
+        setattr(processor, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
     return processor
 
 

@@ -17,8 +17,6 @@ from protocol.prompts import check_each
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of one evaluation."""
-
     score: float
     """Mean over the tags of `by_tag`, as GenEval defines its overall score."""
     by_tag: Mapping[str, float]

@@ -57,8 +57,7 @@ class Journal(StatusSink, Protocol):
         ...
 
 
-async def no_pause(_: Save) -> None:
-    """Return at once."""
+async def no_pause(_: Save) -> None: ...
 
 
 async def train(

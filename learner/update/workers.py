@@ -26,8 +26,6 @@ PendingGroup = asyncio.Future[ScoredGroup]
 
 
 class Runner(Protocol):
-    """Runs a function."""
-
     async def __call__(self, work: Callable[[], Result]) -> Result:
         """Return the function's result."""
         ...
@@ -66,8 +64,6 @@ async def at_once(work: Callable[[], Result]) -> Result:
 
 
 class InProcessWorker:
-    """A `Worker` in this process."""
-
     def __init__(self, learner: Learner, run: Runner = at_once) -> None:
         """
         Args:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from protocol.errors import ScorerError
 from rewards.loading import build_from_path, require_ready
 
 LIST = re.compile(r"\[\s*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)\s*\]")
@@ -43,6 +44,11 @@ def require_judge(settings: Mapping[str, Any]) -> None:
 
 
 def _path_of(settings: Mapping[str, Any]) -> str:
+    if not settings.get("url", "none"):
+        raise ScorerError(
+            "url of a judge must be the address of an OpenAI-compatible endpoint, got none: set"
+            " rewards.NAME.args.judge.url=http://HOST:8000/v1"
+        )
     return "rewards.http.chat:Endpoint" if "url" in settings else "rewards.questions.model:QuestionModel"
 
 

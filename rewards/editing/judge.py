@@ -24,15 +24,15 @@ from rewards.scores import partly
 
 MARK = "{instruction}"
 SEMANTICS = (
-    "You see one or more pictures, and as the last one the picture that an editor made from them after this"
-    f" instruction:\n\n{MARK}\n\nGive two numbers from 0 to 10. The first one says how well the last picture does what"
+    "You see one or more images, and as the last one the image that an editor made from them after this"
+    f" instruction:\n\n{MARK}\n\nGive two numbers from 0 to 10. The first one says how well the last image does what"
     " the instruction says: 0 not at all, 10 completely. The second one says how well it keeps all that the instruction"
-    " does not name: 0 for a different picture, 10 if nothing else has changed. Reply with the two numbers only, in the"
+    " does not name: 0 for a different image, 10 if nothing else has changed. Reply with the two numbers only, in the"
     " form [first, second]."
 )
 """Ours; the release's words are in its `vie_prompts.py`."""
 QUALITY = (
-    "Give two numbers from 0 to 10 for this picture. The first one says how natural its light, shadows, sizes and"
+    "Give two numbers from 0 to 10 for this image. The first one says how natural its light, shadows, sizes and"
     " distances look: 0 not at all, 10 completely. The second one says how free it is of faults, such as blurred or"
     " broken parts, wrong limbs and marks: 0 full of them, 10 without any. Reply with the two numbers only, in the form"
     " [first, second]."

@@ -38,8 +38,6 @@ class Excluded:
 
 @dataclass(frozen=True, kw_only=True)
 class Clauses:
-    """All clauses of one prompt."""
-
     include: tuple[Included, ...]
     exclude: tuple[Excluded, ...]
 

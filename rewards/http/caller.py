@@ -35,8 +35,6 @@ class _PassingError(CallError):
 
 @dataclass(frozen=True)
 class Reply:
-    """The body of a response."""
-
     kind: str
     """Its content type, without parameters."""
     content: bytes

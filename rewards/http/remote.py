@@ -133,14 +133,14 @@ class RemoteScorer:
             return [range(len(images))]
         own = math.prod(images.shape[1:3])
         requests: list[range] = []
-        start, pictures = 0, dict[int, int]()
+        start, sent = 0, dict[int, int]()
         for row, wanted in enumerate(conditions):
             named = {id(each): math.prod(each.shape[:2]) for each in wanted}
-            held, size = pictures | named, row + 1 - start
+            held, size = sent | named, row + 1 - start
             if row > start and (size + len(held) > self._batch or size * own + sum(held.values()) > REQUEST_PIXELS):
                 requests.append(range(start, row))
                 start, held = row, named
-            pictures = held
+            sent = held
         return [*requests, range(start, len(images))]
 
     def _score_part(
@@ -151,18 +151,18 @@ class RemoteScorer:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        pictures = {id(each): each for row in rows for each in conditions[row]}  # images of one prompt share theirs
-        place = {key: index for index, key in enumerate(pictures)}
+        shared = {id(each): each for row in rows for each in conditions[row]}  # images of one prompt share theirs
+        index_of = {key: index for index, key in enumerate(shared)}
         items = tuple(
             Item(
                 image=encode_png(images[row]),
                 prompt=prompts[row],
                 metadata=dict(metadata[row]),
-                conditions=tuple(place[id(each)] for each in conditions[row]),
+                conditions=tuple(index_of[id(each)] for each in conditions[row]),
             )
             for row in rows
         )
-        call = ScoreCall(scorer=self.name, items=items, pictures=tuple(map(encode_png, pictures.values())))
+        call = ScoreCall(scorer=self.name, items=items, conditions=tuple(map(encode_png, shared.values())))
         try:
             reply = self._post("/v1/score", call, ScoreReply)
         except CallError as error:

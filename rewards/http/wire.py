@@ -47,7 +47,7 @@ class Item(Message):
     prompt: str
     metadata: dict[str, Any] = Field(default_factory=dict)
     conditions: tuple[int, ...] = Field(default=(), max_length=MOST_CONDITIONS)
-    """The condition images, by their index in the call's `pictures`."""
+    """The condition images, by their index in the call's `conditions`."""
 
 
 class ScoreCall(Message):
@@ -55,14 +55,14 @@ class ScoreCall(Message):
 
     scorer: ScorerName
     items: tuple[Item, ...] = Field(min_length=1, max_length=MOST_ITEMS)
-    pictures: tuple[bytes, ...] = Field(default=(), max_length=MOST_ITEMS)
+    conditions: tuple[bytes, ...] = Field(default=(), max_length=MOST_ITEMS)
     """Condition images, each once: PNG, JPEG or WebP files."""
 
     @model_validator(mode="after")
-    def _finds_pictures(self) -> Self:
+    def _finds_conditions(self) -> Self:
         named = {index for item in self.items for index in item.conditions}
-        if named - set(range(len(self.pictures))):
-            raise ValueError(f"conditions must be indices of {len(self.pictures)} pictures, got {sorted(named)[:9]}")
+        if named - set(range(len(self.conditions))):
+            raise ValueError(f"must be indices of {len(self.conditions)} condition images, got {sorted(named)[:9]}")
         return self
 
 

@@ -15,13 +15,14 @@ from deploy.presets import load_config, preset_names, sources
 from deploy.tools.estimate import Estimate, count_evaluations, count_shard
 from deploy.tools.measure import assumed_tflops
 from deploy.tools.planning.plan import plan_of
-from flow.models.families import FLUX, FLUX2_KLEIN, QWEN_IMAGE, QWEN_IMAGE_21, SD3, Z_IMAGE
+from flow.models.families import FLUX, FLUX2_KLEIN, FLUX_KONTEXT, QWEN_IMAGE, QWEN_IMAGE_21, SD3, Z_IMAGE
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.prompts import read_prompts
 
 FAMILY = {
     "flux_pickscore": FLUX,
+    "kontext_edit": FLUX_KONTEXT,
     "flux2_klein_pickscore": FLUX2_KLEIN,
     "qwen_image_ocr": QWEN_IMAGE,
     "qwen_image_21_pickscore": QWEN_IMAGE_21,
@@ -63,13 +64,22 @@ RECIPES = {
     "sd35_ocr": (10, 3, (0, 5), 1.0, 0.7, 24, 48, 128, 32),
     "sd35_pickscore": (10, 3, (0, 5), 1.0, 0.7, 18, 64, 128, 32),
     "flux_pickscore": (6, 3, (0, 3), 1.0, 0.7, 24, 48, 128, 64),
+    "kontext_edit": (6, 3, (0, 3), 1.0, 0.7, 21, 48, 128, 64),
     "flux2_klein_pickscore": (8, 2, (1, 4), 4.0, 0.7, 16, 48, 512, 64),
     "z_image_pickscore": (10, 2, (1, 4), 5.0, 0.7, 16, 48, 512, 64),
     "qwen_image_ocr": (10, 2, (0, 5), 4.0, 1.2, 16, 32, 256, 64),
     "qwen_image_21_pickscore": (10, 2, (3, 5), 1.0, 1.2, 16, 16, 256, 64),
 }
 """By the released configs of Flow-GRPO (fast), Flow-Factory, verl-omni and miles-diffusion."""
-TFLOPS = {SD3: 2.24, FLUX: 15.97, FLUX2_KLEIN: 10.19, Z_IMAGE: 18.74, QWEN_IMAGE: 18.9, QWEN_IMAGE_21: 18.6}
+TFLOPS = {
+    SD3: 2.24,
+    FLUX: 15.97,
+    FLUX_KONTEXT: 31.66,
+    FLUX2_KLEIN: 10.19,
+    Z_IMAGE: 18.74,
+    QWEN_IMAGE: 18.9,
+    QWEN_IMAGE_21: 18.6,
+}
 """10^12 operations of a forward of the preset, by its dry run."""
 
 

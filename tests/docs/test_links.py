@@ -92,7 +92,7 @@ def is_key(key: str, model: type[BaseModel]) -> bool:
         return bool(fields)
     for field in fields:
         sections = [part for part in parts(field.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
-        if typing.get_origin(field.annotation) is dict and not sections and "." not in rest:
+        if typing.get_origin(field.annotation) is dict and not sections:
             return True
         below = rest.partition(".")[2] if typing.get_origin(field.annotation) is dict else rest
         if any(not below or is_key(below, section) for section in sections):

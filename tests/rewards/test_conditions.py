@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from protocol.errors import ContractError, PromptError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Condition, Prompt, Scores
 from rewards import scorer as scorer_module
 from rewards.scorer import build_scorer, check_prompts, score_prompts
@@ -42,7 +42,7 @@ class Blind(Kept):
 
 
 @pytest.fixture
-def picture(tmp_path: Path):
+def condition(tmp_path: Path):
     def make(level: int) -> Condition:
         path = tmp_path / f"{level}.png"
         Image.fromarray(np.full((3, 5, 3), level, np.uint8)).save(path)
@@ -55,11 +55,11 @@ def prompts_of(*conditions: tuple[Condition, ...]) -> list[Prompt]:
     return [Prompt(index=row, text="a", conditions=each) for row, each in enumerate(conditions)]
 
 
-def test_a_scorer_gets_what_its_signature_asks_for(picture, monkeypatch: pytest.MonkeyPatch) -> None:
-    dark, light = picture(5), picture(30)
+def test_a_scorer_gets_what_its_signature_asks_for(condition, monkeypatch: pytest.MonkeyPatch) -> None:
+    dark, light = condition(5), condition(30)
     read = []
     monkeypatch.setattr(
-        scorer_module, "read_picture", lambda each, real=scorer_module.read_picture: read.append(each) or real(each)
+        scorer_module, "read_condition", lambda each, real=scorer_module.read_condition: read.append(each) or real(each)
     )
     prompts = prompts_of((dark,), (dark, light), (light,))
     values = {kind: score_prompts(build_scorer(f"{__name__}:{kind}"), IMAGES, prompts).values for kind in KINDS}
@@ -70,8 +70,8 @@ def test_a_scorer_gets_what_its_signature_asks_for(picture, monkeypatch: pytest.
 KINDS = {"Kept": [5, 15, 10], "Counted": [1, 2, 1], "Blind": [10, 20, 40]}
 
 
-def test_only_a_scorer_that_needs_conditions_refuses_prompts_without_them(picture) -> None:
-    prompts = prompts_of((picture(5),), (), (picture(5),))
+def test_only_a_scorer_that_needs_conditions_refuses_prompts_without_them(condition) -> None:
+    prompts = prompts_of((condition(5),), (), (condition(5),))
     for kind in ("Counted", "Blind"):
         check_prompts(f"{__name__}:{kind}", {}, prompts)
     for check in (lambda: check_prompts(f"{__name__}:Kept", {}, prompts), lambda: build_scorer(WHERE).check(prompts)):
@@ -82,8 +82,8 @@ def test_only_a_scorer_that_needs_conditions_refuses_prompts_without_them(pictur
 WHERE = f"{__name__}:Kept"
 
 
-def test_a_condition_that_cannot_be_read_costs_only_its_images_their_score(picture) -> None:
-    gone, there = picture(5), picture(7)
+def test_a_condition_that_cannot_be_read_costs_only_its_images_their_score(condition) -> None:
+    gone, there = condition(5), condition(7)
     Path(gone.path).unlink()
     scores = score_prompts(build_scorer(WHERE), IMAGES, prompts_of((there,), (gone,), ()))
     assert scores.valid.tolist() == [True, False, False] and scores.values[0] == 3
@@ -100,7 +100,7 @@ def test_condition_images_can_be_given_as_pixels_and_must_be_one_list_for_each_i
 
 
 def test_a_function_gets_them_by_name_and_they_are_no_argument_of_the_config(
-    picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    condition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -109,7 +109,7 @@ def test_a_function_gets_them_by_name_and_they_are_no_argument_of_the_config(
         "def brighter(images, prompts, metadata, conditions):\n"
         "    return [image.mean() - row[0].mean() for image, row in zip(images, conditions)]\n"
     )
-    prompts = prompts_of((picture(5),), (), (picture(7),))
+    prompts = prompts_of((condition(5),), (), (condition(7),))
     check_prompts("./mine.py:kept", {"gain": 3}, prompts)
     scores = score_prompts(build_scorer("./mine.py:kept", gain=3), IMAGES, prompts)
     np.testing.assert_array_equal(scores.values, [3, np.nan, 3])

@@ -17,8 +17,8 @@ PAGES = sorted(
 PROGRAM = r"(?:\w+=\S* )*(?:\S*/)?(?:flowcredit|python3?) (?!-c)|curl "
 NOT_RUN = {
     r"model\.quantize=": "needs the extra package torchao",
-    r"\b(sd35|flux)_": "needs the weights of a model from the hub",
-    r"^flowcredit prompts flow_grpo": "needs a network; tests/deploy/tools/prompts has a local one",
+    r"\b(sd35|flux|kontext)_": "needs the weights of a model from the hub",
+    r"^flowcredit prompts (flow_grpo|\S+\.jsonl)": "needs a network; tests/deploy/tools/prompts has a local one",
     r"--suite ": "needs a network; tests/deploy/tools/test_suites.py has the files in a cache",
     r"--push ": "needs an account of the hub; tests/deploy/cli/test_card.py has a local one",
     r"learner\.objective=\./mine": "needs the file of the page; tests/deploy/run/test_own.py runs it",

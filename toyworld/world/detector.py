@@ -78,7 +78,7 @@ class ShapeDetector:
         if images.ndim != 4 or images.shape[-1] != 3:
             raise ValueError(f"images must have the shape [B, H, W, 3], got {list(images.shape)}: add the batch axis")
         pixels = images.astype(np.float32)
-        return [self._detect_one(*each) for each in zip(pixels, _nearest_colour(pixels), strict=True)]
+        return [self._detect_one(*each) for each in zip(pixels, nearest_colour(pixels), strict=True)]
 
     def _detect_one(self, pixels: Float[np.ndarray, "H W 3"], nearest: np.ndarray) -> list[Detection]:
         found = []
@@ -116,7 +116,7 @@ class ShapeDetector:
         )
 
 
-def _nearest_colour(pixels: Float[np.ndarray, "B H W 3"]) -> np.ndarray:
+def nearest_colour(pixels: Float[np.ndarray, "B H W 3"]) -> np.ndarray:
     """Return the index of the palette colour nearest to each pixel, or -1 where the ground is nearer (int [B, H, W]).
 
     All products and sums are whole or half numbers that float32 holds exactly.

@@ -5,6 +5,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,13 @@ def relations(
     dx, dy = short / np.linalg.norm(offset)
     found = {"left of": dx < -clear, "right of": dx > clear, "above": dy < -clear, "below": dy > clear}
     return {name for name, holds in found.items() if holds}
+
+
+def fits(scene: Scene) -> bool:
+    """Tell whether all shapes lie within the image and none touch, by the margins of sampled scenes."""
+    boxes = [shape.box for shape in scene.shapes]
+    is_inside = all(min(box) >= MARGIN and max(box) <= SIZE - MARGIN for box in boxes)
+    return is_inside and all(_apart(a, b) for a, b in combinations(boxes, 2))
 
 
 def _arrange(labels: list[str], rng: np.random.Generator) -> list[tuple[tuple[float, float], float, tuple]] | None:

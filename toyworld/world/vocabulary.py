@@ -45,7 +45,6 @@ PHRASES = TRAIN_PHRASES + HELDOUT_PHRASES
 
 
 def plural(shape: str) -> str:
-    """Return the plural of a shape's name."""
     return shape + "s"
 
 

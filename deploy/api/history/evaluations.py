@@ -4,6 +4,7 @@ import base64
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from protocol.errors import RunFolderError
 from protocol.ground.files import by_iteration
 from protocol.status import Document
 from rewards.images import encoded
+
+if TYPE_CHECKING:
+    from deploy.folder.gallery import Kept
 
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
 """Limits of one answer: evaluations are thinned evenly, keeping first and newest; later prompts are left out."""
@@ -63,6 +67,8 @@ class GalleryImages(Document):
     image_width: int
     """Width of an evaluated image in pixels."""
     image_height: int
+    beside: str
+    """What a cell shows beside the image: the image to edit on the left, the wanted one on the right; or empty."""
     media: str
     """`image/png` or `image/jpeg`."""
     image: str
@@ -96,29 +102,31 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
 
-    from deploy.folder.gallery import read_gallery  # it imports matplotlib, which a server rarely needs
+    from deploy.folder.gallery import beside_text, read_gallery, strip  # it imports matplotlib, rarely needed
 
     try:
         held = read_gallery(run / GALLERY, iteration)
-        images = [image for image, _ in held.values()][:MOST_IMAGES]
+        kept = list(held.values())[:MOST_IMAGES]
+        images = [strip(each) for each in kept]
         height, width = images[0].shape[:2]
-        scale = min(1.0, LARGEST / max(height, width))
+        scale = min(1.0, LARGEST / max(kept[0].image.shape))
         size = max(1, round(width * scale)), max(1, round(height * scale))
         sheet = Image.new("RGB", (size[0] * len(images), size[1]))
         for index, image in enumerate(images):
             cell = Image.fromarray(image)
             sheet.paste(cell if cell.size == size else cell.resize(size), (index * size[0], 0))
-        form = "PNG" if max(size) <= SMALL else "JPEG"
+        form = "PNG" if max(kept[0].image.shape) * scale <= SMALL else "JPEG"
         data = encoded(sheet, form, **({} if form == "PNG" else {"quality": 88}))
         return GalleryImages(
             iteration=iteration,
             prompts=list(held)[:MOST_IMAGES],
-            scores=[rounded(score) for _, score in held.values()][:MOST_IMAGES],
+            scores=[rounded(each.reading) for each in kept],
             change=_change(run, iteration, held),
             width=size[0],
             height=size[1],
-            image_width=width,
+            image_width=kept[0].image.shape[1],
             image_height=height,
+            beside=beside_text(kept),
             media=f"image/{form.lower()}",
             image=base64.b64encode(data).decode(),
         )
@@ -126,7 +134,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         return None
 
 
-def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]]) -> str:
+def _change(run: Path, iteration: int, now: "dict[str, Kept]") -> str:
     from deploy.folder.gallery import before_after_text, read_gallery
 
     first = min(by_iteration(run / GALLERY, ".npz"))
@@ -135,7 +143,7 @@ def _change(run: Path, iteration: int, now: dict[str, tuple[np.ndarray, float]])
     before, diversity = read_gallery(run / GALLERY, first), None
     with suppress(RunFolderError):
         diversity = config_of(run).diversity_reading
-    shown = [[before[prompt][1], now[prompt][1]] for prompt in now if prompt in before]
+    shown = [[before[prompt].reading, now[prompt].reading] for prompt in now if prompt in before]
     return before_after_text(
         _read(run, stamps_of(run, GALLERY)), shown, first=first, last=iteration, diversity=diversity
     )

@@ -73,7 +73,7 @@ async function drawGallery() {
   try {
     const [now, first] = await Promise.all([gallery(iteration), gallery(iterations[0])]);
     if (drawn !== key) return;
-    $("gallery-now").textContent = [`${words}; images of ${now.image_height} x ${now.image_width} pixels`, now.change && `since iteration ${iterations[0]}: ${now.change}`].filter(Boolean).join("; ");
+    $("gallery-now").textContent = [`${words}; images of ${now.image_height} x ${now.image_width} pixels${now.beside}`, now.change && `since iteration ${iterations[0]}: ${now.change}`].filter(Boolean).join("; ");
     const before = new Map(first.prompts.map((prompt, at) => [prompt, first.scores[at]]));
     $("gallery").replaceChildren(...now.prompts.map((prompt, at) => cell(now, at, iteration === iterations[0] ? undefined : before.get(prompt))));
     const next = iterations[Number($("gallery-at").value) + 1];
@@ -103,7 +103,7 @@ function cell(answer, at, before) {
   canvas.getContext("2d").drawImage(answer.sheet, at * answer.width, 0, answer.width, answer.height, 0, 0, answer.width, answer.height);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `image of “${answer.prompts[at]}”`);
-  if (answer.width <= 96) canvas.style.imageRendering = "pixelated";
+  if (answer.image_width <= 96) canvas.style.imageRendering = "pixelated";
   const score = answer.scores[at];
   const change = before == null || score == null ? "" : ` (${signed(score - before)})`;
   const tone = change && score !== before ? (score > before ? "up" : "down") : "";

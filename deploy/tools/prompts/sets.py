@@ -26,7 +26,7 @@ MOST_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a set at a fixed commit."""
+    """One file of a set, at a fixed commit where it has a hash; otherwise the first fetch records what it is."""
 
     url: str
     sha256: str | None = None
@@ -37,15 +37,18 @@ class Source:
     """Turns the content into lines of a prompt file; None if it is one already."""
     suffix: str = ".txt"
     """Of the prompt file that `read` makes."""
+    name: str = ""
+    """Of the file in the cache; by default the last part of the address."""
+    most_bytes: int = MOST_BYTES
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A published set."""
-
     about: str
     train: Source | None = None
     heldout: Source | None = None
+    make: Callable[[Path], tuple[Path, str]] | None = None
+    """Makes the held-out prompts with images in a folder, and says what is known of them."""
 
 
 def _column(name: str, delimiter: str) -> Callable[[str], list[str]]:
@@ -75,6 +78,18 @@ def _dpg(content: str) -> list[str]:
         question = {"id": int(row["proposition_id"]), "question": row["question_natural_language"], "parents": parents}
         line["questions"].append(question)
     return [json.dumps(line) for line in found.values()]
+
+
+def _gedit(folder: Path) -> tuple[Path, str]:
+    from deploy.tools.prompts.edits import gedit
+
+    return gedit(folder)
+
+
+def _imgedit(folder: Path) -> tuple[Path, str]:
+    from deploy.tools.prompts.edits import imgedit
+
+    return imgedit(folder)
 
 
 FLOW_GRPO = "https://raw.githubusercontent.com/yifan123/flow_grpo/ac4c86e8cae021841f1fde853d340e0db67690dd/dataset"
@@ -145,6 +160,8 @@ SETS = {
             suffix=".jsonl",
         ),
     ),
+    "gedit": PromptSet(about="GEdit-Bench, English and Chinese instructions with images (several GB)", make=_gedit),
+    "imgedit": PromptSet(about="ImgEdit-Bench's basic suite, 737 instructions with images", make=_imgedit),
 }
 """The sets by name."""
 GENEVAL_2_SCRIPT = Source(
@@ -174,6 +191,8 @@ def fetch_set(
             continue
         raw, known = fetch(source, folder / name)
         yield key, _as_prompts(source, raw, key), known
+    if found.make and "heldout" in keys:
+        yield "heldout", *found.make(folder / name)
 
 
 def fetch(source: Source, folder: Path) -> tuple[Path, str]:
@@ -183,12 +202,12 @@ def fetch(source: Source, folder: Path) -> tuple[Path, str]:
         PromptError: the address does not answer or sends something else.
         RunFolderError: the cache cannot be written.
     """
-    raw = folder / Path(source.url).name
+    raw = folder / (source.name or Path(source.url).name)
     with writing(raw, "--cache"):
         raw.parent.mkdir(parents=True, exist_ok=True)
         is_new = not raw.exists()
         if is_new:
-            _download(source.url, raw)
+            _download(source.url, raw, source.most_bytes)
     return raw, _checked(source, raw, is_new=is_new)
 
 
@@ -206,10 +225,12 @@ def _as_prompts(source: Source, raw: Path, key: str) -> Path:
 
 
 def _checked(source: Source, raw: Path, *, is_new: bool) -> str:
-    """Compare the content with the published hash, and remove a wrong file."""
-    sha256 = sha256_of(raw)
+    """Compare the content with the published hash, or with that of the first fetch, and remove a wrong file."""
+    sha256, record = sha256_of(raw), raw.with_name(f"{raw.name}.sha256")
     if source.sha256:
         wanted, got, kind = source.sha256, sha256, "sha256"
+    elif not source.blob:
+        wanted, got, kind = _recorded(record) or sha256, sha256, "sha256 of the first fetch"
     else:
         content = raw.read_bytes()
         wanted, kind = source.blob, "git id"
@@ -219,13 +240,20 @@ def _checked(source: Source, raw: Path, *, is_new: bool) -> str:
         raise PromptError(f"{source.url} must have the {kind} {wanted}, got {got}: the file is removed; fetch it again")
     if source.sha256:
         return f"sha256 {sha256[:16]}… as pinned"
-    record = raw.with_name(f"{raw.name}.sha256")
     if is_new:
         write_whole(record, json.dumps({"url": source.url, "sha256": sha256}) + "\n")
-    return f"git id as in the commit; sha256 {sha256[:16]}… recorded at the first fetch in {record.name}"
+    commit = "git id as in the commit; " if source.blob else ""
+    return f"{commit}sha256 {sha256[:16]}… recorded at the first fetch in {record.name}"
 
 
-def _download(url: str, path: Path) -> None:
+def _recorded(record: Path) -> str | None:
+    try:
+        return str(json.loads(record.read_text(encoding="utf-8"))["sha256"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _download(url: str, path: Path, most_bytes: int) -> None:
     """Fetch a file whole; what an earlier try left continues."""
     import httpx2
 
@@ -241,9 +269,9 @@ def _download(url: str, path: Path) -> None:
             with partial.open("ab" if reply.status_code == 206 else "wb") as file:
                 for chunk in reply.iter_bytes():
                     file.write(chunk)
-                    if file.tell() > MOST_BYTES:
+                    if file.tell() > most_bytes:
                         raise PromptError(
-                            f"{url} must have at most {MOST_BYTES} bytes, got more: this is no prompt set"
+                            f"{url} must have at most {most_bytes} bytes, got more: this is no prompt set"
                         )
     except httpx2.HTTPError as error:
         raise PromptError(

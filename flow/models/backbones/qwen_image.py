@@ -91,12 +91,14 @@ class QwenImage(PackedBackbone):
             positions = torch.arange(embeds.shape[1], device=latents.device)
             mask = torch.stack([positions < length for length in lengths])  # a tensor of lengths would be copied over
         timesteps = self._pipeline.scheduler.config.num_train_timesteps
+        images = [latents, *conditioning.conditions]
         predicted = self.transformer(
-            hidden_states=pack(latents),
+            hidden_states=torch.cat([pack(each) for each in images], dim=1),
             timestep=(sigma * timesteps).to(latents.dtype) / 1000,  # the pipeline rounds both times
             encoder_hidden_states=embeds,
             encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, height // PACK, width // PACK)]] * count,
+            img_shapes=[[(1, each.shape[2] // PACK, each.shape[3] // PACK) for each in images]] * count,
             return_dict=False,
         )[0]
-        return unpack(predicted, height=height, width=width)
+        tokens = (height // PACK) * (width // PACK)
+        return unpack(predicted[:, :tokens], height=height, width=width)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from PIL import Image
 
 from actors.pool.nodes import NodeFailures
 from actors.rewards import pool as reward_pool
 from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly
@@ -144,7 +146,7 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
             for group, mark in enumerate(marks):
                 images = np.zeros((5, 2, 2, 3), np.uint8)
                 images[:, 0, 0, 0] = [(3 * member + group) % 5 for member in range(5)]
-                asked.append(reward.score(ray.put(images), ["p"] * 5, [mark, {}, {}, {}, {}]))  # type: ignore[arg-type]
+                asked.append(reward.score(ray.put(images), prompts_of([mark, {}, {}, {}, {}])))  # type: ignore[arg-type]
             return await asyncio.gather(*asked)
         finally:
             reward.pool.stop()
@@ -170,10 +172,10 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     marks = [{}, {}, {"once": str(tmp_path / "die"), "does": "die"}, {}, {"never": "blurred"}, {}]
 
     async def scenario() -> Scores:
-        reward, prompts = source.rewards["crowd"], ["p", "p", "q", "q", "r", "r"]
+        reward = source.rewards["crowd"]
         await reward.pool.start()
         try:
-            return await reward.score(ray.put(images), prompts, marks, group=2)  # type: ignore[arg-type]
+            return await reward.score(ray.put(images), prompts_of(marks, "ppqqrr"), group=2)  # type: ignore[arg-type]
         finally:
             reward.pool.stop()
 
@@ -216,6 +218,31 @@ def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluat
     np.testing.assert_array_equal(answer.components["crowd/size"], np.array([2] * 4 + [np.nan] * 2 + [2] * 2))
     reward = source.rewards["crowd"]
     assert (reward.missing, reward.paused_s, reward.retried) == (2, 0, 2 * 2), "the scorer works for other prompts"
+
+
+class Beside(Moody):
+    """The first pixel of the first condition image."""
+
+    def score(self, images, prompts, metadata, conditions) -> Scores:
+        return partly([row[0][0, 0, 0] for row in conditions], [""] * len(images))
+
+
+def test_condition_images_reach_the_scorer_by_their_files(tiny_config: Any, tmp_path: Path) -> None:
+    for level in (5, 9):
+        Image.fromarray(np.full((2, 3, 3), level, np.uint8)).save(tmp_path / f"{level}.png")
+    prompts = [
+        Prompt(index=0, text="p", conditions=(condition_of(tmp_path / f"{level}.png"),)) for level in (5, 9, 5, 5)
+    ]
+    source = pools(tiny_config, scorer=f"{__name__}:Beside", batch=3, tries=1)
+
+    async def scenario() -> Scores:
+        await source.pools["moody"].start()
+        try:
+            return await source.score_for_training(ray.put(np.zeros((4, 2, 2, 3), np.uint8)), prompts)  # type: ignore[arg-type]
+        finally:
+            source.pools["moody"].stop()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 120)).values.tolist() == [5, 9, 5, 5]
 
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:

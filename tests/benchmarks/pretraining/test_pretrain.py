@@ -1,7 +1,6 @@
 """The recipe goes on after a kill and ends with the same weights, to the bit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,21 +10,9 @@ from safetensors.torch import load_file
 from benchmarks.pretraining import training
 from benchmarks.pretraining.shapes import Recipe, claim, pretrain
 from benchmarks.pretraining.training import WeightAverage, learning_rate
+from tests.support.killed_console import KilledConsole
 
 TINY = Recipe(seed=5, images=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
-
-
-class KilledConsole(Console):
-    """A console that stops the program when a given line is printed, as a kill between two checkpoints would."""
-
-    def __init__(self, at: str) -> None:
-        super().__init__(quiet=True)
-        self._at = at
-
-    def print(self, *objects: Any, **settings: Any) -> None:
-        """Stop if the line begins with `at`."""
-        if str(objects[0]).startswith(self._at):
-            raise KeyboardInterrupt
 
 
 def run(folder: Path, console: Console) -> dict[str, torch.Tensor]:

@@ -231,7 +231,19 @@ def test_images_of_an_evaluation_fit_a_page(client, folder, tmp_path):
     small = images_of(tmp_path, 1)
     assert small is not None
     assert (small.width, small.height, small.media, small.scores) == (128, 256, "image/jpeg", [1.0, None])
-    assert (small.image_width, small.image_height) == (512, 1024)
+    assert (small.image_width, small.image_height, small.beside) == (512, 1024, "")
+    np.savez(
+        gallery / "iteration_000003.npz",
+        prompts=np.array(["a", "b"]),
+        images=large,
+        readings=np.ones(2),
+        conditions=large,
+        wanted=large,
+    )
+    edited = images_of(tmp_path, 3)
+    assert edited is not None  # three images of 512 pixels and two gaps of 32, at a quarter
+    assert (edited.width, edited.height, edited.image_width) == ((3 * 512 + 2 * 32) // 4, 256, 512)
+    assert "left: the image to edit" in edited.beside and "right: the wanted image" in edited.beside
     (gallery / "iteration_000002.npz").write_bytes(b"PK damaged")
     assert images_of(tmp_path, 2) is None
     answer = client.get("/runs/mine_1/gallery/16")

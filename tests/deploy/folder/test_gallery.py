@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.folder.gallery import before_after_text, read_gallery, write_before_after, write_gallery
+from deploy.folder.gallery import before_after_text, read_gallery, strip, write_before_after, write_gallery
 from deploy.folder.heldout import read_heldout, write_heldout
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
 from deploy.monitor.progress import Progress
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import EvaluationConfig
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Prompt
 
 
@@ -47,6 +48,28 @@ def test_the_largest_rise_comes_first_and_the_largest_fall_last(tmp_path):
     pixels = np.asarray(Image.open(write_before_after(tmp_path, first=0, last=40)).convert("RGB"))
     fell, stayed, rose = (np.nonzero((pixels == shade).all(2))[1].mean() for shade in (10, 100, 200))
     assert rose < stayed < fell
+
+
+def test_the_image_to_edit_is_on_the_left_and_the_wanted_one_on_the_right(tmp_path):
+    """Another size is padded, and two prompts of one text stay two; a prompt without an image has a white one."""
+    Image.fromarray(np.full((16, 32, 3), 60, np.uint8)).save(tmp_path / "wide.png")
+    named = condition_of(tmp_path / "wide.png")
+    prompts = (
+        Prompt(index=0, text="make it dark", conditions=(named, named), wanted=named),
+        Prompt(index=1, text="make it dark"),
+    )
+    for iteration, shade in ((0, 120), (9, 200)):
+        gallery = tuple((prompt, np.full((32, 32, 3), shade, np.uint8), 1.0) for prompt in prompts)
+        write_gallery(tmp_path, iteration, replace(evaluation(0, 0.0), gallery=gallery))
+    first, second = read_gallery(tmp_path, 9).items()
+    assert (first[0], second[0]) == ("make it dark", "make it dark (2)")
+    assert first[1].condition[[0, 16], 0, 0].tolist() == [255, 60]
+    assert first[1].wanted[16, 16, 0] == 60 and (second[1].wanted == 255).all()
+    assert strip(first[1])[16, [1, 40, 75], 0].tolist() == [60, 200, 60]
+    pixels = np.asarray(Image.open(write_before_after(tmp_path, first=0, last=9)).convert("RGB"))
+    columns = [np.unique(np.nonzero((pixels == shade).all(2))[1]) for shade in (60, 120, 200)]
+    edited = columns[0][columns[0] < columns[1].min()]
+    assert len(edited) and columns[1].min() < columns[2].min() < columns[0].max()
 
 
 def test_no_partial_image_is_left(tmp_path):

@@ -209,7 +209,8 @@ def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp
     first, last = sorted((run / "gallery").glob("iteration_*.npz"))[:: len(list((run / "gallery").glob("*.npz"))) - 1]
     changes = [-0.5, 0.25, 0.75, *[0.0625] * 9, -0.75, 0.0, 0.0, np.nan]
     np.savez(first, prompts=np.array(names), images=images, readings=np.full(16, 1.0, np.float32))
-    np.savez(last, prompts=np.array(names), images=images, readings=np.array(changes, np.float32) + 1)
+    readings = np.array(changes, np.float32) + 1
+    np.savez(last, prompts=np.array(names), images=images, readings=readings, conditions=images, wanted=images)
     where, parts = pairs_of(groups_of([read_run(run)])[0])
     assert where.endswith("The 12 prompts whose score changed most are shown.")
     assert "the mean score of all its images; score of all 12 images: 0.495 → 0.595" in where
@@ -218,6 +219,8 @@ def test_pairs_before_and_after_show_the_rises_then_the_falls_and_count_both(tmp
         "Lower score: 2 of 16 prompts",
     ]
     assert ["".join(pair.prompt for pair in pairs) for _, pairs in parts] == ["cbdefghijk", "ma"]
+    assert parts[0][1][0].condition == parts[0][1][0].wanted == parts[0][1][0].before
+    assert "to edit" in (html := report_of([read_run(run)])) and "wanted" in html
 
 
 def test_damaged_lines_and_files_are_left_out_and_counted(tmp_path, tiny_config):

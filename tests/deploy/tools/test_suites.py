@@ -3,23 +3,35 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from deploy.cli.app import app
+from deploy.cli.reports import evaluation_lines
+from deploy.folder.heldout import heldout_of
 from deploy.folder.suites import read_suites
 from deploy.presets import load_config
 from deploy.report.page import report_of
 from deploy.report.runs import read_runs
 from deploy.tools import suites
+from deploy.tools.evaluate import Assessed, document
 from deploy.tools.prompts.sets import GENEVAL_2_SCRIPT, SETS, PromptSet, Source
-from deploy.tools.suites import SUITES, instruction_of, suite_of, words_for
-from protocol.config.run import RunConfig
-from protocol.errors import ConfigError, PromptError
+from deploy.tools.suites import GEDIT, SUITES, instruction_of, suite_of, words_for
+from learner.loop.evaluate import Evaluation
+from protocol.config.run import EvaluationConfig, RunConfig
+from protocol.errors import ConfigError, PromptError, ScorerError
+from protocol.messages import Prompt
 from protocol.prompts import read_prompts
+from rewards.editing.answers import require_judge
+from rewards.editing.judge import RELEASED
+from rewards.images import encode_png
+from tests.support.rewards.reward_servers import Answer, Asked, http_server
 from tests.support.runs.long import a_long_run
+from tests.support.worlds.tiny_models import write_kontext
 
 DPG = """item_id,text,proposition_id,dependency,tuple,question_natural_language
 a,A dog in the rain,1,0,entity - whole (dog),Is there a dog?
@@ -139,3 +151,119 @@ def test_the_report_shows_a_runs_suites(tmp_path: Path, tiny_config: Callable[..
     page = report_of(read_runs([run]))
     assert "Evaluation suites" in page
     assert "0.410" in page and "0.580" in page and "[+0.050, +0.290]" in page
+
+
+EDITED = ("en/color_alter", "en/color_alter", "en/text_change", "cn/color_alter")
+"""Kinds of four prompts."""
+
+
+def edited_by(name: str, semantics: list[float], quality: list[float]) -> Assessed:
+    """An evaluation with a judge's fabricated numbers for each of the four images."""
+    parts = {"gedit/semantics": np.array(semantics)[:, None], "gedit/quality": np.array(quality)[:, None]}
+    values = np.sqrt(parts["gedit/semantics"] * parts["gedit/quality"])
+    readings = {"score": values, "gedit": values, **parts}
+    tags = np.array(EDITED)
+    by_tag = {tag: float(values[tags == tag].mean()) for tag in dict.fromkeys(EDITED)}
+    found = Evaluation(
+        score=float(np.mean(list(by_tag.values()))),
+        by_tag=by_tag,
+        missing=0,
+        images=4,
+        readings={name: float(each.mean()) for name, each in readings.items() if name != "score"},
+        prompts=tuple(Prompt(index=row, text=f"{row}", metadata={"tag": tag}) for row, tag in enumerate(EDITED)),
+        by_image=readings,
+    )
+    return Assessed(name, int(name == "adapter"), found, heldout_of(0, found, EvaluationConfig()), None, None, None)
+
+
+def test_gedit_is_averaged_by_task_and_by_language_as_its_release_does() -> None:
+    """English: two tasks, of which one has two images; so its mean semantics are ((8 + 2) / 2 + 9) / 2 = 7."""
+    base = edited_by("base", [8, 2, 9, 5], [2, 8, 4, 5])
+    adapter = edited_by("adapter", [8, 8, 9, 5], [8, 8, 4, 7.2])
+    found = document([base, adapter], suite="gedit")
+    first, second = found["results"]
+    assert first["by_family"] == {"en": 5, "cn": 5}
+    assert second["by_family"] == {"en": pytest.approx((8 + 6) / 2), "cn": pytest.approx(6)}
+    assert first["parts"]["gedit/semantics"]["en"] == 7 and first["parts"]["gedit/quality"]["en"] == 4.5
+    assert first["parts"]["gedit/semantics"]["all kinds"] == pytest.approx((5 + 9 + 5) / 3)
+    assert found["differences"]["en"]["value"] == pytest.approx(2)
+    assert found["part_differences"]["gedit/semantics"]["en"]["value"] == pytest.approx(1.5)
+    lines = {line[: line.index("  ")].strip(): line for line in evaluation_lines([base, adapter], None, GEDIT.parts)}
+    assert lines["en"].split()[1:4] == ["5.000", "7.000", "+2.000"]
+    assert lines["gedit/semantics en"].split()[2:5] == ["7.000", "8.500", "+1.500"]
+    assert lines["gedit/quality cn"].split()[2:5] == ["5.000", "7.200", "+2.200"]
+    assert "[" in lines["en"] and "overall" in lines
+
+
+@pytest.mark.parametrize(("name", "url"), [("gedit", True), ("gedit-ours", False), ("imgedit", True)])
+def test_an_editing_suite_names_its_judge_and_the_release_s_words(
+    name: str, url: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = SUITES[name]
+    template = Source("https://example.org/words", sha256=_sha256("words"))
+    home = tmp_path / suite.prompts
+    home.mkdir()
+    (home / "words").write_text("words")
+    (home / "heldout_prompts.jsonl").write_text('{"prompt": "Make it red.", "tag": "en/color_alter"}\n')
+    words = words_for(replace(suite, template=template), load_config("sd35_geneval"), tmp_path)
+    config = load_config("sd35_geneval", overrides=words)
+    (reward,) = config.rewards.values()
+    assert config.data.heldout == str(home / "heldout_prompts.jsonl") and config.evaluation.images_per_prompt == 1
+    assert reward.args["template"] == str(home / "words")
+    assert (reward.gpus, reward.cpus) == ((0, 0) if url else (0.5, None))
+    if url:
+        with pytest.raises(ScorerError, match=r"url of a judge must be .*set rewards.NAME.args.judge.url="):
+            require_judge(reward.args["judge"])
+        key = f"rewards.{suite.prompts}.args.judge.url=http://127.0.0.1:9/v1"
+        (reward,) = load_config("sd35_geneval", overrides=[*words, key]).rewards.values()
+        assert reward.args["judge"]["url"] == "http://127.0.0.1:9/v1" and reward.args["judge"]["model"].startswith(
+            "gpt"
+        )
+
+
+def test_gedit_edits_with_a_model_and_asks_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge says [8, 6] to the two images of an edit and [9, 7] to the edited one: 6, 7 and their root."""
+    model, home = write_kontext(tmp_path / "kontext"), tmp_path / "cache" / "gedit"
+    (home / "images").mkdir(parents=True)
+    lines = []
+    for tag in ("en/color_alter", "cn/color_alter"):
+        name = f"images/{tag[:2]}.png"
+        (home / name).write_bytes(encode_png(np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)))
+        lines.append(json.dumps({"prompt": "Make it red.", "image": name, "tag": tag}) + "\n")
+    (home / "heldout_prompts.jsonl").write_text("".join(lines))
+    words = "".join(f"{name} = 'words'\n" for names in RELEASED.values() for name in names)
+    (home / "vie_prompts.py").write_text(words)
+    monkeypatch.setattr(suites, "CACHE", tmp_path / "cache")
+    template = Source("https://example.org/vie_prompts.py", sha256=_sha256(words))
+    monkeypatch.setitem(SUITES, "gedit", replace(GEDIT, template=template))
+
+    def answer(asked: Asked) -> Answer:
+        shown = len(json.loads(asked.body)["messages"][0]["content"]) - 1 if asked.body else 0
+        text = {0: "", 1: "[9, 7]", 2: "[8, 6]"}[shown]
+        return 200, "application/json", json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+
+    small = {
+        "model.path": model,
+        "model.dtype": "float32",
+        "model.height": 32,
+        "model.width": 48,
+        "model.condition_side": 32,
+        "model.max_sequence_length": 8,
+        "model.lora.rank": 4,
+        "model.embedding_cache": "null",
+        "cluster.layout": "separate",
+        "cluster.offload": "false",
+        "cluster.rollout.gpus": 0,
+        "cluster.learner.gpus": 0,
+        "evaluation.steps": 2,
+        "evaluation.batch": 2,
+    }
+    with http_server(answer) as (url, _):
+        given = [f"{key}={value}" for key, value in small.items()]
+        given.append(f"rewards.gedit.args.judge.url={url}/v1")
+        done = CliRunner().invoke(app, ["eval", "flux_pickscore", "--suite", "gedit", *given, "--local", "--json"])
+    assert done.exit_code == 0, done.output
+    (only,) = json.loads(done.stdout)["results"]
+    assert only["by_family"] == {"en": pytest.approx(42**0.5, abs=1e-4), "cn": pytest.approx(42**0.5, abs=1e-4)}
+    assert [only["parts"][f"gedit/{part}"]["en"] for part in ("semantics", "quality")] == [6, 7]
+    assert (only["images"], only["missing"]) == (2, 0)

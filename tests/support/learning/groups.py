@@ -103,7 +103,8 @@ def alone(k: int, explored: Sequence[int], rows: int) -> int:
 
 def log_probs_of(policy: FlowPolicy, rollout: Rollout) -> torch.Tensor:
     """Log-probs [N, S] of a rollout under a policy, computed with their gradient as the learner does."""
-    conditioning = policy.conditioning(rollout.request.prompt.text, rollout.request.prompt.negative)
+    prompt = rollout.request.prompt
+    conditioning = policy.conditioning(prompt.text, prompt.negative, prompt.conditions)
     device = next(policy.backbone.transformer.parameters()).device
     columns = []
     for k in rollout.steps:

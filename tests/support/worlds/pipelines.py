@@ -13,9 +13,18 @@ from transformers import Qwen2Tokenizer
 
 from flow.models.backbones.flux import pack, unpack
 from flow.models.families import QWEN_IMAGE_21
-from flow.models.parts import text_arguments
+from flow.models.located import locate
+from flow.models.parts import read_text_parts, text_arguments
+from protocol.config.model import ModelConfig
 from tests.support.worlds.tiny_models import frozen, write_flux, write_kontext, write_sd35
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
+from tests.support.worlds.tiny_qwen import (
+    write_flux2_klein,
+    write_qwen_edit,
+    write_qwen_edit_plus,
+    write_qwen_image,
+    write_qwen_image_21,
+    write_z_image,
+)
 
 Guided = Callable[[Any, float, str, int], dict[str, Any]]
 """From pipeline, weight w, negative prompt and number of prompts to the pipeline's arguments."""
@@ -179,7 +188,34 @@ class KontextSide(Side):
         return {**super().options(height, width, tokens), "max_area": height * width}
 
 
+class QwenEditSide(Side):
+    """Its pipeline cannot read its processor without torchvision, and forgets to say which tokens are images.
+
+    That is diffusers' issue 14194: a text encoder of transformers 5 then numbers them like words.
+    """
+
+    def parts(self, folder: Path) -> dict[str, Any]:
+        return {"processor": read_text_parts(locate(ModelConfig(path=str(folder))))["processor"]}
+
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+        pipeline = super().load(folder, dtype)
+        forward, image = pipeline.text_encoder.forward, pipeline.processor.image_token_id
+
+        def told(input_ids: Tensor, **options: Any) -> Any:
+            return forward(input_ids=input_ids, mm_token_type_ids=(input_ids == image).int(), **options)
+
+        pipeline.text_encoder.forward = told
+        return pipeline
+
+
 EDITING = {
     "flux_kontext": KontextSide(write=write_kontext, tokens=6, shape=(4, 8, 8), guided=_true_cfg, is_packed=True),
+    "qwen_image_edit": QwenEditSide(
+        write=write_qwen_edit, tokens=240, shape=(4, 8, 8), guided=_true_cfg, is_packed=True
+    ),
+    "qwen_image_edit_plus": QwenEditSide(
+        write=write_qwen_edit_plus, tokens=240, shape=(4, 8, 8), guided=_true_cfg, is_packed=True
+    ),
+    "flux2_klein": SIDES["flux2_klein"],
 }
 """By family of those that edit."""

@@ -94,14 +94,13 @@ def _write_sd3(
     return folder
 
 
-def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeline, levels: int = 2) -> Path:
+def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeline) -> Path:
     """FLUX.1-dev's shape, or schnell's: 4x2x2 latents a token, one double and one single block, any size.
 
     Args:
         folder: receives the pipeline.
         is_schnell: whether the transformer lacks embedded guidance.
         kind: class of the pipeline.
-        levels: of the VAE, each of which but the first halves the image.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(40)
@@ -122,7 +121,7 @@ def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeli
         pipeline = kind(
             transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(**shift),
-            vae=autoencoder(4, LATENTS, levels),
+            vae=autoencoder(4, LATENTS),
             text_encoder=CLIPTextModel(_clip_config(tokenizer)).eval(),
             tokenizer=tokenizer,
             text_encoder_2=_t5(t5_tokenizer),
@@ -132,9 +131,9 @@ def write_flux(folder: Path, *, is_schnell: bool = False, kind: Any = FluxPipeli
     return folder
 
 
-def write_kontext(folder: Path, *, levels: int = 2) -> Path:
+def write_kontext(folder: Path) -> Path:
     """FLUX.1-Kontext-dev's shape: that of FLUX.1-dev."""
-    return write_flux(folder, kind=FluxKontextPipeline, levels=levels)
+    return write_flux(folder, kind=FluxKontextPipeline)
 
 
 def clip_tokenizer() -> Any:
@@ -169,12 +168,12 @@ def _t5(tokenizer: Any) -> T5EncoderModel:
     return randomised(T5EncoderModel(config)).eval()
 
 
-def autoencoder(channels: int, latents: Mapping[str, float], levels: int = 2) -> AutoencoderKL:
+def autoencoder(channels: int, latents: Mapping[str, float]) -> AutoencoderKL:
     return AutoencoderKL(
         latent_channels=channels,
-        block_out_channels=(4,) * levels,
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=(4, 4),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
         norm_num_groups=2,
         sample_size=16,
         **latents,

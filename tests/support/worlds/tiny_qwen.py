@@ -1,5 +1,6 @@
 """Tiny pipelines with random weights of the families that read text with Qwen: FLUX.2-klein, Qwen-Images, Z-Image."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from diffusers import (
     Flux2Transformer2DModel,
     QwenImage21Pipeline,
     QwenImage21Transformer2DModel,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     ZImagePipeline,
@@ -29,6 +32,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from flow.models.families import QWEN_IMAGE_21
 from flow.models.parts import text_arguments
@@ -84,11 +88,18 @@ def write_flux2_klein(folder: Path, *, is_distilled: bool = False) -> Path:
     return folder
 
 
-def write_qwen_image(folder: Path) -> Path:
-    """Qwen-Image's shape: latents 4 x 8 x 8 for 16 x 16 pixels, two blocks, a schedule that ends at 0.02."""
+def write_qwen_image(folder: Path, *, kind: Any = QwenImagePipeline, **shape: Any) -> Path:
+    """Qwen-Image's shape: latents 4 x 8 x 8 for 16 x 16 pixels, two blocks, a schedule that ends at 0.02.
+
+    Args:
+        folder: receives the pipeline.
+        kind: class of the pipeline.
+        shape: further arguments of the transformer.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(60)
         transformer = QwenImageTransformer2DModel(
+            **shape,
             in_channels=16,
             out_channels=4,
             num_layers=2,
@@ -106,17 +117,35 @@ def write_qwen_image(folder: Path) -> Path:
             latents_mean=[-0.7, 0.1, 0.5, -0.2],
             latents_std=[2.8, 1.4, 2.3, 1.9],
         )
-        pipeline = QwenImagePipeline(
+        tokenizer = qwen_tokenizer()
+        pipeline = kind(
             transformer=randomised(transformer),
             scheduler=FlowMatchEulerDiscreteScheduler(
                 shift=1.0, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
             ),
             vae=vae,
-            text_encoder=Qwen2_5_VLForConditionalGeneration(_qwen_vl_config()).eval(),
-            tokenizer=qwen_tokenizer(),
+            text_encoder=Qwen2_5_VLForConditionalGeneration(_qwen_vl_config(tokenizer)).eval(),
+            tokenizer=tokenizer,
+            **({} if kind is QwenImagePipeline else {"processor": None}),
         )
     pipeline.save_pretrained(folder)
+    if kind is not QwenImagePipeline:
+        tokenizer.save_pretrained(folder / "processor")
+        Qwen2VLImageProcessorPil().save_pretrained(folder / "processor")
+        index = json.loads((folder / "model_index.json").read_text())
+        index["processor"] = ["transformers", "Qwen2VLProcessor"]
+        (folder / "model_index.json").write_text(json.dumps(index))
     return folder
+
+
+def write_qwen_edit(folder: Path) -> Path:
+    """Qwen-Image-Edit's shape: that of Qwen-Image."""
+    return write_qwen_image(folder, kind=QwenImageEditPipeline)
+
+
+def write_qwen_edit_plus(folder: Path) -> Path:
+    """Qwen-Image-Edit-2511's shape: condition images are modulated as at sigma 0."""
+    return write_qwen_image(folder, kind=QwenImageEditPlusPipeline, zero_cond_t=True)
 
 
 def write_qwen_image_21(folder: Path) -> Path:
@@ -236,7 +265,7 @@ def _qwen_vl_text() -> dict[str, Any]:
     }
 
 
-def _qwen_vl_config() -> Qwen2_5_VLConfig:
+def _qwen_vl_config(tokenizer: Any) -> Qwen2_5_VLConfig:
     vision = {
         "depth": 1,
         "hidden_size": 8,
@@ -245,4 +274,5 @@ def _qwen_vl_config() -> Qwen2_5_VLConfig:
         "out_hidden_size": 8,
         "fullatt_block_indexes": [0],
     }
-    return Qwen2_5_VLConfig(text_config=_qwen_vl_text(), vision_config=vision)
+    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    return Qwen2_5_VLConfig(text_config=_qwen_vl_text(), vision_config=vision, image_token_id=image)

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from deploy.run.local import LocalFleet
 from protocol.errors import PromptError, RewardError
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly
@@ -132,6 +135,28 @@ def test_what_a_scorer_changes_in_the_metadata_no_other_call_sees(tiny_config: A
     for scores in asyncio.run(scenario()):
         assert scores.values.tolist() == [2, 4, 6]
     assert prompts[0].metadata == {"tag": 1.0}
+
+
+class Beside(Level):
+    """The first pixel of the first condition image."""
+
+    def score(self, images, prompts, metadata, conditions) -> Scores:
+        return partly([row[0][0, 0, 0] for row in conditions], [""] * len(images))
+
+
+def test_condition_images_reach_a_scorer_in_this_process(tiny_config: Any, tmp_path: Path) -> None:
+    fleet = fleet_of(tiny_config, a={"scorer": f"{__name__}:Beside"})
+    Image.fromarray(np.full((2, 3, 3), 7, np.uint8)).save(tmp_path / "7.png")
+    prompts = [Prompt(index=0, text="p", conditions=(condition_of(tmp_path / "7.png"),))] * 3
+
+    async def scenario() -> Scores:
+        await fleet.start()
+        try:
+            return await fleet.score_for_training(IMAGES, prompts)  # type: ignore[arg-type]
+        finally:
+            fleet.stop()
+
+    assert asyncio.run(scenario()).values.tolist() == [7, 7, 7]
 
 
 class Rank(Level):

@@ -2,10 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import ClassVar
 
 import pytest
 
@@ -13,47 +10,16 @@ from deploy.tools.prompts import sets as prompt_sets
 from deploy.tools.prompts.sets import SETS, PromptSet, Source, fetch_set
 from protocol.errors import PromptError
 from tests.support.commands import run_cli
+from tests.support.services.files import Server, serving
 
 TEXT = "a cat\na dog\na cat\n"
 TABLE = 'Prompt\tNote\na cat\tx\n"a ""red""\ndog"\ty\na cat\tz\n'
 
 
-class Server(BaseHTTPRequestHandler):
-    """Serves `files`, and parts of them; after `breaks_after` bytes it closes the connection once."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    asked: ClassVar[list[str | None]] = []
-    breaks_after: ClassVar[int | None] = None
-
-    def do_GET(self) -> None:
-        content, part = self.files.get(self.path), self.headers.get("range")
-        self.asked.append(part)
-        if content is None:
-            self.send_error(404)
-            return
-        start = int(part.removeprefix("bytes=").rstrip("-")) if part else 0
-        if start >= len(content):
-            self.send_error(416)
-            return
-        self.send_response(206 if part else 200)
-        self.send_header("content-length", str(len(content) - start))
-        self.end_headers()
-        stop, Server.breaks_after = Server.breaks_after, None
-        self.wfile.write(content[start : len(content) if stop is None else stop])
-
-    def log_message(self, *words: object) -> None:
-        del words
-
-
 @pytest.fixture
 def address() -> Iterator[str]:
-    Server.files = {"/train.txt": TEXT.encode(), "/table.tsv": TABLE.encode()}
-    Server.asked, Server.breaks_after = [], None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving({"/train.txt": TEXT.encode(), "/table.tsv": TABLE.encode()}) as url:
+        yield url
 
 
 def pinned(url: str, text: str = TEXT, **more: object) -> Source:
