@@ -30,7 +30,7 @@ def configured(
     for number, (height, width) in enumerate([(20, 20), (30, 20), (20, 20)]):
         pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
         Image.fromarray(pixels).save(f"{number}.png")
-        lines.append({"prompt": f"make {number} red", "image": f"{number}.png"})
+        lines.append({"prompt": "make it red", "image": f"{number}.png"})
     Path("edits.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     model = {"path": str(write_kontext(tmp_path / "model")), "height": 16, "width": 16, "condition_side": 16}
 
@@ -42,7 +42,7 @@ def configured(
                 "rewards": {"brightness": {"scorer": "tests.support.rewards.dark:Dark"}},
                 "status": {"board": "off", "trajectories": 0},
                 **more,
-                "model": {**model, "lora": {"targets": ["attn.to_q"]}, **more.get("model", {})},
+                "model": {**model, "lora": {"rank": 4, "alpha": 8, "targets": ["attn.to_q"]}, **more.get("model", {})},
             }
         )
 
