@@ -22,7 +22,7 @@ from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.ground.resources import resolve
 from protocol.messages import Condition, Prompt
 

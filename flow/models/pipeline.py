@@ -177,27 +177,27 @@ class PipelineBackbone(ABC):
     @classmethod
     @torch.no_grad()
     def encode_whole(
-        cls, pipeline: Any, text: str, pictures: Sequence[np.ndarray], config: ModelConfig, device: torch.device
+        cls, pipeline: Any, text: str, images: Sequence[np.ndarray], config: ModelConfig, device: torch.device
     ) -> Conditioning:
         """Encode one prompt, and the latents of its condition images, uint8 [H, W, 3] each, as the pipeline does."""
         words = cls.encode_prompt(pipeline, text, config, device)
-        return words.given([cls.encode_condition(pipeline, Image.fromarray(each), config) for each in pictures])
+        return words.given([cls.encode_condition(pipeline, Image.fromarray(each), config) for each in images])
 
     @classmethod
-    def encode_condition(cls, pipeline: Any, picture: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
+    def encode_condition(cls, pipeline: Any, image: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
         """Resize a condition image by the family's rule and encode it."""
         sizes = sizes_of({}, pipeline.vae.config)
-        size = cls.condition_size(picture.width, picture.height, side=config.condition_side, sizes=sizes)
-        pixels = cls.prepared(pipeline, picture, size, sizes)
+        size = cls.condition_size(image.width, image.height, side=config.condition_side, sizes=sizes)
+        pixels = cls.prepared(pipeline, image, size, sizes)
         return cls.encode_pixels(pipeline, pixels.to(pipeline.vae.device, pipeline.vae.dtype))
 
     @classmethod
     def prepared(
-        cls, pipeline: Any, picture: Image.Image, size: tuple[int, int], sizes: Sizes
+        cls, pipeline: Any, image: Image.Image, size: tuple[int, int], sizes: Sizes
     ) -> Float[Tensor, "1 3 H W"]:
         """Resize an image to whole tokens; its values are from -1 to 1."""
         width, height = map(sizes.whole, size)
-        return pipeline.image_processor.preprocess(picture, height, width)
+        return pipeline.image_processor.preprocess(image, height, width)
 
     @classmethod
     def encode_pixels(cls, pipeline: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C h w"]:

@@ -108,7 +108,6 @@ def test_no_operation_mixes_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     lists = backbone.family.block_lists
     attach_hollow_adapter(backbone.transformer, adapter_config(model), within=fake)
     monkeypatch.setattr(nn.Module, "to", moved)
-    monkeypatch.setattr(nn.Module, "_apply", lambda module, *_, **__: module)  # all begins on the first device
     with fake:
         spread(backbone.transformer, [torch.device("cpu"), torch.device("meta")], lists)
         latents = torch.randn(2, *backbone.latent_shape)
@@ -149,7 +148,7 @@ def test_what_several_blocks_read_crosses_once_in_a_forward() -> None:
 
 
 class Blocks(nn.Module):
-    """Parts whose names say where they run."""
+    """Its names say where a part runs."""
 
     def __init__(self) -> None:
         super().__init__()

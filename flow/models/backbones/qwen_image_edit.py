@@ -41,17 +41,17 @@ class QwenImageEdit(QwenImage):
     @classmethod
     @torch.no_grad()
     def encode_whole(
-        cls, pipeline: Any, text: str, pictures: Sequence[np.ndarray], config: ModelConfig, device: torch.device
+        cls, pipeline: Any, text: str, images: Sequence[np.ndarray], config: ModelConfig, device: torch.device
     ) -> Conditioning:
         """Encode a prompt and its images together, then the latents of the images.
 
         Returns:
             Embeddings [1, tokens, D] of text and images, without those of the template before them.
         """
-        images = [Image.fromarray(each) for each in pictures]
-        words = "".join(cls.read_as.format(number) for number, _ in enumerate(images, 1)) + text
+        shown = [Image.fromarray(each) for each in images]
+        words = "".join(cls.read_as.format(number) for number, _ in enumerate(shown, 1)) + text
         read = []
-        for image in images:
+        for image in shown:
             width, height = cls.read_size(image.width, image.height, config.condition_side)
             read.append(pipeline.image_processor.resize(image, height, width))
         inputs = pipeline.processor(
@@ -59,7 +59,7 @@ class QwenImageEdit(QwenImage):
         )
         states = pipeline.text_encoder(**inputs.to(device), output_hidden_states=True).hidden_states[-1]
         embeds = states[:, pipeline.prompt_template_encode_start_idx :].contiguous()
-        latents = [cls.encode_condition(pipeline, each, config) for each in images]
+        latents = [cls.encode_condition(pipeline, each, config) for each in shown]
         return Conditioning.of({EMBEDS: embeds}).given(latents)
 
     @classmethod
