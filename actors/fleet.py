@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from actors.joint import JointProcesses
 from actors.learners import LearnerGroup
 from actors.pool.bundles import Bundles
 from actors.pool.calls import Member, answer
@@ -29,6 +30,7 @@ class RayEvaluators:
     """The rollout and reward actors, which are enough for an evaluation. `deploy` makes and stops them."""
 
     _bundles: Bundles | None = None
+    _processes: JointProcesses | None = None
     _watching: "tuple[asyncio.Task[None], ...]" = ()
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
@@ -36,7 +38,8 @@ class RayEvaluators:
         self._config = config
         self._nodes = NodeFailures(within_s=config.cluster.restart_window_s)
         self.rewards = RewardPools(config, self._nodes, sink)
-        self.rollouts = RolloutPool(config, self._nodes, sink, bundles=self._bundles)
+        process_of = self._processes.of if self._processes else None
+        self.rollouts = RolloutPool(config, self._nodes, sink, bundles=self._bundles, process_of=process_of)
 
     @property
     def ports(self) -> EvaluationPorts:
@@ -95,10 +98,16 @@ class RayFleet(RayEvaluators):
 
     def __init__(self, config: RunConfig, sink: StatusSink) -> None:
         self._bundles = Bundles(config.cluster) if config.cluster.is_colocated else None
+        self._processes = JointProcesses(self._bundles) if self._bundles and config.cluster.is_joint else None
         super().__init__(config, sink)
         config = self._config
-        make_room = self.rollouts.rest if config.cluster.offload else None
-        self.learner = LearnerGroup(config, self._nodes, bundles=self._bundles, make_room=make_room)
+        self.learner = LearnerGroup(
+            config,
+            self._nodes,
+            bundles=self._bundles,
+            process_of=self._processes.of if self._processes else None,
+            make_room=self.rollouts.rest if config.cluster.offload else None,
+        )
 
     @property
     def ports(self) -> Ports:
@@ -110,10 +119,15 @@ class RayFleet(RayEvaluators):
     async def restart_learner(self) -> None:
         """Replace the learner group by one in the state of iteration 0; all other actors go on.
 
-        Those that wait for a node would take its room.
+        Those that wait for a node would take its room. Rollout actors that are learner workers too end with them, and
+        begin in the new ones.
         """
         for pool in self._pools.values():
             pool.hold(self.learner.name)
+        if self._processes:
+            self._processes.forget()
+            for member in self.rollouts.pool.members:
+                self.rollouts.pool.give(member)
         await self.learner.restart()
 
     def stop(self) -> None:

@@ -25,11 +25,12 @@ import ray
 import torch
 
 from actors.pool.alike import require_same_facts
-from actors.pool.bundles import Bundles
+from actors.pool.bundles import Bundles, ProcessOf
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, ray_options
 from actors.pool.starts import Starts
-from flow.device import computing_facts, further_devices, library_facts, take_device
+from flow.device import computing_facts, devices_of, library_facts, take_device
+from flow.models.load import FrozenModel
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
 from learner.update.workers import P, Result, Work, update
@@ -51,8 +52,7 @@ SETTLE_S = 10.0
 """Seconds for which a group that starts again and has a worker waits for a node for the others."""
 
 
-@ray.remote(**HEARTBEAT)
-class LearnerWorker(Alive):
+class Learning(Alive):
     """One worker of the learner group. It takes one call at a time; the caller ends a call at its deadline."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -63,8 +63,11 @@ class LearnerWorker(Alive):
     def prepare(self) -> dict[str, str]:
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
         role = self._config.cluster.learner
-        device = take_device(role)
-        self._learner = Learner(self._config, device=device, further=further_devices(role), fetch=self._fetch)
+        frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
+        return self._begin(take_device(role), frozen)
+
+    def _begin(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
+        self._learner = Learner(self._config, device=device, frozen=frozen, fetch=self._fetch)
         return computing_facts(device) | file_digests(self._config.own_functions)
 
     def call(self, method: str, *args: Any, **named: Any) -> Any:
@@ -90,6 +93,11 @@ class LearnerWorker(Alive):
                 arrays = (rollout.latents, rollout.log_probs, rollout.means)
                 self._fetched += sum(array.nbytes for array in arrays if array is not None)
                 yield rollout
+
+
+@ray.remote(**HEARTBEAT)
+class LearnerWorker(Learning):
+    """A process that learns."""
 
 
 class RemoteWorker:
@@ -184,6 +192,7 @@ class LearnerGroup:
         nodes: NodeFailures,
         *,
         bundles: Bundles | None = None,
+        process_of: ProcessOf | None = None,
         make_room: Callable[[], Awaitable[None]] | None = None,
         actor_class: Any = LearnerWorker,
     ) -> None:
@@ -193,13 +202,15 @@ class LearnerGroup:
             nodes: is told where each worker runs and which ones failed.
             bundles: reserve the workers' resources; without them a worker runs wherever there is room.
             make_room: awaited before an update, when all its groups are complete.
-            actor_class: class of the workers; a simulation has its own.
+            process_of: makes the worker of a slot, if it rolls out too.
+            actor_class: class of the workers otherwise; a simulation has its own.
         """
         self._config = config
         self._actor_class = actor_class
         self._role = config.cluster.learner
         self._nodes = nodes
         self._bundles = bundles
+        self._process_of = process_of
         self._make_room = make_room
         self._desired = self._role.workers
         self.held_for = ""
@@ -394,6 +405,8 @@ class LearnerGroup:
         return Starts(self, spawn=self._spawn, prepare=self._prepare, patience_s=self._role.timeout_s)
 
     def _spawn(self, slot: int) -> ActorHandle:
+        if self._process_of:
+            return self._process_of(slot, self.name, self._config)
         role = self._role
         where = self._bundles.options(slot) if self._bundles else self._nodes.options(role)
         return self._actor_class.options(**ray_options(role.reserved), **where).remote(self._config)
@@ -416,8 +429,9 @@ class LearnerGroup:
     async def _prepare(self, member: Member) -> None:
         """Load the model, and compare the facts that decide the worker's bits with the first worker's."""
         self._nodes.joined(member.handle, member.node_id)
+        prepare = member.handle.prepare_learner if self._process_of else member.handle.prepare
         facts: dict[str, str] = await answer(
-            member.handle.prepare.remote(),
+            prepare.remote(),
             timeout_s=self._role.timeout_s,
             memory_remedy=self._config.cluster.memory_remedy,
         )

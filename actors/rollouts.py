@@ -9,11 +9,12 @@ import ray
 import torch
 
 from actors.pool.alike import require_same_facts
-from actors.pool.bundles import Bundles
+from actors.pool.bundles import Bundles, ProcessOf
 from actors.pool.calls import HEARTBEAT, ActorFailedError, ActorHandle, Alive, Member, answer
 from actors.pool.nodes import NodeFailures, failure_reporter, ray_options
 from actors.pool.pool import AHEAD, ActorPool
-from flow.device import computing_facts, further_devices, library_facts, take_device
+from flow.device import computing_facts, devices_of, library_facts, take_device
+from flow.models.load import FrozenModel
 from flow.rollout import RolloutPolicy, excerpt_of
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, ShardLostError
@@ -35,11 +36,10 @@ ADAPTERS = "adapters"
 
 
 OPTIONS: dict[str, Any] = {"concurrency_groups": {**HEARTBEAT["concurrency_groups"], ADAPTERS: 1}}
-"""Options of the actor class below."""
+"""Options of an actor class that rolls out."""
 
 
-@ray.remote(**OPTIONS)
-class RolloutActor(Alive):
+class RollingOut(Alive):
     """Makes trajectories and images, one call at a time, and receives adapters meanwhile. The pool ends a call at its
     deadline."""
 
@@ -53,8 +53,11 @@ class RolloutActor(Alive):
         In the constructor, Ray would turn a user's mistake into a dead actor.
         """
         role = self._config.cluster.rollout
-        device = take_device(role)
-        self._policy = RolloutPolicy(self._config, device=device, further=further_devices(role))
+        frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
+        return self._load(take_device(role), frozen)
+
+    def _load(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
+        self._policy = RolloutPolicy(self._config, device=device, frozen=frozen)
         return computing_facts(device)
 
     def facts(self) -> dict[str, str]:
@@ -94,6 +97,11 @@ class RolloutActor(Alive):
         return excerpt_of(rollout, images, members=members)
 
 
+@ray.remote(**OPTIONS)
+class RolloutActor(RollingOut):
+    """A process that rolls out."""
+
+
 class RolloutPool:
     """The rollout actors; also brings every new adapter to all of them."""
 
@@ -104,6 +112,7 @@ class RolloutPool:
         sink: StatusSink,
         *,
         bundles: Bundles | None = None,
+        process_of: ProcessOf | None = None,
         actor_class: Any = RolloutActor,
     ) -> None:
         """
@@ -111,7 +120,8 @@ class RolloutPool:
             config: its section `cluster` sets the number of actors, their resources and deadlines.
             nodes: is told where each actor runs and which ones failed.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
-            actor_class: class of the actors; a simulation has its own.
+            process_of: makes the actor of a slot, if it is a learner worker too.
+            actor_class: class of the actors otherwise; a simulation has its own.
         """
         cluster = config.cluster
         self._answer = partial(
@@ -127,6 +137,8 @@ class RolloutPool:
         resources = ray_options(cluster.rollout.reserved)
 
         def spawn(slot: int) -> ActorHandle:
+            if process_of:
+                return process_of(slot, "rollout", config)
             where = bundles.options(slot) if bundles else nodes.options(cluster.rollout)
             return actor_class.options(**resources, **where).remote(config)
 

@@ -1,4 +1,4 @@
-"""torch.compile for the blocks of a transformer; rollout and learner run the same compiled code."""
+"""torch.compile for the blocks of a transformer, which rollout and learner run alike, and for a VAE's decoder."""
 
 import os
 import shutil
@@ -19,29 +19,39 @@ MOST_GRAPHS = 256
 """Of one kind of block: the first block has its own, the model without its adapter too, and each shape of its input."""
 
 
-def require_backend(backend: str, device: str) -> None:
+def require_backend(backend: str, device: str, *, key: str = "model.compile") -> None:
     """Check that this machine can compile.
 
     Args:
         device: `cpu` or `cuda`; on the CPU `inductor` needs a C++ compiler, on a GPU Triton needs one for C.
+        key: the config's key that names the backend.
 
     Raises:
         ModelError: torch has no such backend, is too old, or finds no compiler.
     """
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         usual = sorted(torch.compiler.list_backends())  # without those for debugging
-        raise ModelError(f"model.compile must be one of torch's backends {usual}, got {backend!r}")
+        raise ModelError(f"{key} must be one of torch's backends {usual}, got {backend!r}")
     if unknown := sorted(SAME_BITS.get(backend, {}).keys() - set(torch._inductor.list_options())):
-        raise ModelError(
-            f"model.compile={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option"
-        )
+        raise ModelError(f"{key}={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option")
     variable, *programs = ("CC", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
     wanted = [os.environ[variable]] if os.environ.get(variable) else programs
     if backend == "inductor" and not any(map(shutil.which, wanted)):
         raise ModelError(
-            f"model.compile=inductor needs a compiler, got none of {wanted}: install {programs[0]}, or set {variable}"
+            f"{key}=inductor needs a compiler, got none of {wanted}: install {programs[0]}, or set {variable}"
             " to its path"
         )
+
+
+def compile_decoder(decoder: nn.Module, backend: str, *, device: str) -> None:
+    """Compile a VAE's decoder at its first call; each shape of its input has a graph, and a copy is not compiled.
+
+    Raises:
+        ModelError: see `require_backend`.
+    """
+    require_backend(backend, device, key="model.vae_compile")
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_GRAPHS
+    decoder.compile(backend=backend, options=SAME_BITS.get(backend), dynamic=False, fullgraph=True)
 
 
 class CompiledBlocks:

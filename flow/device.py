@@ -29,9 +29,13 @@ def device_of(role: RoleConfig) -> str:
     return "cuda" if role.gpus else "cpu"
 
 
-def further_devices(role: RoleConfig) -> tuple[str, ...]:
-    """Return the devices of a role behind its first one; the later blocks of its model lie there."""
-    return tuple(f"cuda:{index}" for index in range(1, int(role.gpus)))
+def devices_of(role: RoleConfig) -> list[str]:
+    """Return the devices of a role; several share the blocks of its model.
+
+    Raises:
+        ConfigError: as in `device_of`.
+    """
+    return [device_of(role), *(f"cuda:{index}" for index in range(1, int(role.gpus)))]
 
 
 def best_device() -> str:

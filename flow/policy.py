@@ -28,7 +28,7 @@ from flow.maths.windows import (
 )
 from flow.models.contract import Backbone, Conditioning, stack
 from flow.models.hub import lora_path
-from flow.models.load import load_located, locate_for_images
+from flow.models.load import FrozenModel, load_located, locate_for_images
 from flow.models.reading import collection_paused
 from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
@@ -338,18 +338,18 @@ def _sigmas(backbone: Backbone, config: SamplingConfig) -> Float[Tensor, " point
     return (linear_sigmas if config.schedule == "linear" else shifted_sigmas)(steps=config.steps)
 
 
-def build_policy(config: RunConfig, *, device: str, further: Sequence[str] = ()) -> tuple[FlowPolicy, Lora]:
+def build_policy(config: RunConfig, *, device: str, frozen: FrozenModel | None = None) -> tuple[FlowPolicy, Lora]:
     """Load the model, attach a fresh adapter and put the policy on top.
 
     Args:
-        further: devices that hold the later blocks of the transformer.
+        frozen: the model in memory, with `device` as its first; without it the model is loaded.
 
     Raises:
         ModelError: the model cannot be loaded, or the adapter binds no module.
     """
     with collection_paused():
-        located = locate_for_images(config.model)
-        backbone = load_located(located, device=device, further=further)
+        located = frozen.located if frozen else locate_for_images(config.model)
+        backbone = frozen.backbone() if frozen else load_located(located, device=device)
         lora = Lora(backbone.transformer, located.lora, seed=config.seed)
     return policy_of(backbone, config), lora
 

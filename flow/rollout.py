@@ -25,6 +25,7 @@ from flow.maths.noise import INITIAL, SHARED, normal, trajectory_noise
 from flow.maths.transition import Start, Transition, clean_estimate, ode
 from flow.meter import Meter
 from flow.models.contract import Conditioning, stack
+from flow.models.load import FrozenModel
 from flow.policy import FlowPolicy, build_policy, start_adapter
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError, StaleAdapterError
@@ -54,13 +55,13 @@ class RolloutPolicy:
         receipt, rollout, images = rollout_policy.rollout(request)
     """
 
-    def __init__(self, config: RunConfig, *, device: str = "cpu", further: Sequence[str] = ()) -> None:
+    def __init__(self, config: RunConfig, *, device: str = "cpu", frozen: FrozenModel | None = None) -> None:
         """
         Args:
-            further: see `build_policy`.
+            frozen: see `build_policy`.
         """
         self._config = config
-        self._policy, self._lora = build_policy(config, device=device, further=further)
+        self._policy, self._lora = build_policy(config, device=device, frozen=frozen)
         self._meter = Meter(device)
         self._versions: OrderedDict[tuple[int, str], Adapter] = OrderedDict()
         self._active: tuple[int, str] | None = None

@@ -35,7 +35,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """An image that a prompt edits or refers to. `protocol.ground.pictures` makes it and reads its pixels."""
+    """An image that a prompt edits or refers to. `protocol.ground.condition_images` makes it and reads its pixels."""
 
     path: str
     """Absolute; every node sees the file there."""

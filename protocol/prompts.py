@@ -22,7 +22,7 @@ from typing import Any
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.ground.resources import resolve
 from protocol.messages import Condition, Prompt
 
@@ -85,10 +85,15 @@ def require_unicode(text: str, what: str) -> None:
         raise PromptError(f"{what} must be Unicode text, got half a surrogate pair in {text[:60]!r}") from None
 
 
+def content_of(prompt: Prompt) -> tuple[str, ...]:
+    """Return what tells two prompts apart: the text and the sha256 of each condition image."""
+    return prompt.text, *(each.sha256 for each in prompt.conditions)
+
+
 def overlap(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> str | None:
     """Say how many held-out prompts are trained on too; their scores measure memory. None if there are none."""
-    trained = {prompt.text for prompt in train}
-    both = [prompt.text for prompt in heldout if prompt.text in trained]
+    trained = set(map(content_of, train))
+    both = [prompt.text for prompt in heldout if content_of(prompt) in trained]
     return (
         f"{len(both)} of {len(heldout)} held-out prompts are trained on too, such as {shown(both[0])}" if both else None
     )

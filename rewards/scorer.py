@@ -20,8 +20,8 @@ import numpy as np
 
 from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, PromptError, ScorerError, breaks_gpu, line_in, named_line, suggest
+from protocol.ground.condition_images import read_condition
 from protocol.ground.import_path import find_either, foreign_module, is_path
-from protocol.ground.pictures import read_picture
 from protocol.messages import Condition, Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards import loading
@@ -307,7 +307,7 @@ class CheckedScorer:
         if self._needs_conditions and not all(conditions):
             raise PromptError("an image without a condition image cannot be scored")
         for condition in {each for row in conditions for each in row if isinstance(each, Condition)} - pixels.keys():
-            pixels[condition] = read_picture(condition)
+            pixels[condition] = read_condition(condition)
             pixels[condition].flags.writeable = False
         return [[pixels[each] if isinstance(each, Condition) else each for each in row] for row in conditions]
 

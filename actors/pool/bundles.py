@@ -4,14 +4,17 @@ of a cluster each. The group belongs to the Ray job and ends with it at the late
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from protocol.config.cluster import ClusterConfig
+from protocol.config.run import RunConfig
 
+ProcessOf = Callable[[int, str, RunConfig], Any]
+"""Returns the process of a bundle that is to take a role: slot, role, config."""
 WAIT_S = 1.0
 """Seconds for which a thread waits for the bundles at a time; the end of a run waits for the thread."""
 

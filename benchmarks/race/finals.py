@@ -51,7 +51,6 @@ SECOND: Mapping[str, tuple[str, str]] = {
 }
 """The scorer that only watches a reward, and the name of its reading."""
 DIVERSITY = f"rewards.diversity={{scorer: diversity, sees: group, use: evaluate, {CLIP}}}"
-RATIO = "train/velocity_norm_ratio_mean"
 
 
 def train(tuning: Tuning, cell: Cell, setting: str, runs: Path) -> None:
@@ -75,20 +74,18 @@ def folder_of(setting: str, runs: Path) -> Path:
 
 
 def read(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    """Read a cell's curves: held-out score, second score, diversity, and the ratio of velocity norms."""
+    """Read a cell's curves: held-out score, second score and diversity."""
     note, curve = folder / cell.folder / "final.json", read_cell(cell, folder)
     if not note.exists() or curve is None:
         return None
     lines = lines_of(folder / cell.folder)
     evaluated = sorted((line for line in lines if "evaluation/score" in line), key=lambda line: line["iteration"])
     kept = {key: curve[key] for key in ("variant", "seed", "reward", "iterations", "seconds", "scores")}
-    ratios = [line[RATIO] for line in lines if RATIO in line]
     return {
         **json.loads(note.read_text(encoding="utf-8")),
         **kept,
         "second": [line[f"evaluation/reward/{SECOND[cell.reward][1]}"] for line in evaluated],
         "diversity": [line["evaluation/reward/diversity"] for line in evaluated],
-        "velocity_norm_ratio": ratios[-1] if ratios else None,
     }
 
 
@@ -135,7 +132,6 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
                 "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),
                 "diversity": statistics.fmean(cell["diversity"][-1] for cell in seeds),
                 "deepest fall": statistics.fmean(deepest_fall(cell["scores"]) for cell in seeds),
-                "velocity norm": seeds[0]["velocity_norm_ratio"],
             }
         )
     return sorted(rows, key=lambda row: row["seconds to the goal"] or float("inf"))

@@ -146,9 +146,4 @@ VARIANTS: Mapping[str, Variant] = {
     # One stochastic step from one state for all members: their ranking is that step's own, and all share its velocity.
     "one step, noise 1.0": Variant("flow_grpo", (*SINGLE, *WEIGHTS, "sampling.noise_level=1.0")),
     "elbo, no ratio": Variant("elbo", ("learner.forward.has_ratio=false",)),
-    # The first weight only shows the ratio of the norms.
-    **{
-        f"stepwise_tree, NormGuard {weight}": Variant("stepwise_tree", (f"learner.norm_guard={weight}",))
-        for weight in (1e-9, 0.03, 0.1, 0.3)
-    },
 }  # fmt: skip

@@ -18,8 +18,8 @@ from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.paired import fallen, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
+from protocol.ground.condition_images import read_condition
 from protocol.ground.files import iteration_name, write_whole
-from protocol.ground.pictures import read_picture
 from protocol.messages import Condition, Prompt
 
 PASS, FAIL = "#2e7d32", "#c62828"
@@ -219,10 +219,10 @@ def _fitted(file: Condition | None, shape: tuple[int, ...]) -> np.ndarray:
 
     if file is None:
         return np.full(shape, 255, np.uint8)
-    picture = read_picture(file)
-    if picture.shape == shape:
-        return picture
-    return np.asarray(ImageOps.pad(Image.fromarray(picture), (shape[1], shape[0]), color="white"))
+    image = read_condition(file)
+    if image.shape == shape:
+        return image
+    return np.asarray(ImageOps.pad(Image.fromarray(image), (shape[1], shape[0]), color="white"))
 
 
 def write_grid(path: Path, cells: Cells, title: str) -> Path:

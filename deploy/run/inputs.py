@@ -14,7 +14,7 @@ from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, InputError, one_line
 from protocol.ground.addresses import secrets_among
 from protocol.messages import Prompt
-from protocol.prompts import as_table, overlap, read_prompts, shown
+from protocol.prompts import as_table, content_of, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
 TOLD = (
@@ -110,10 +110,17 @@ def _checked_model(config: RunConfig) -> Located:
         from flow.quantized.transformer import require_quantizer
 
         require_quantizer(config.model)
-    if config.model.compile and not cluster_address(config.cluster):
+    if (config.model.compile or config.model.vae_compile) and not cluster_address(config.cluster):
         from flow.compiled import require_backend
 
-        require_backend(config.model.compile, "cuda" if config.cluster.learner.gpus else "cpu")
+        cluster = config.cluster
+        backends = {
+            "model.compile": (config.model.compile, cluster.learner),
+            "model.vae_compile": (config.model.vae_compile, cluster.rollout),
+        }
+        for key, (backend, role) in backends.items():
+            if backend:
+                require_backend(backend, "cuda" if role.gpus else "cpu", key=key)
     return located
 
 
@@ -170,7 +177,7 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
     for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
         if table := as_table(each):
             yield "PromptsPlain", f"{name} looks like a table, and {table}: keep its column of prompts"
-    different = len({prompt.text for prompt in inputs.prompts})
+    different = len(set(map(content_of, inputs.prompts)))
     draws = config.iterations * config.group.per_iteration / max(1, different)
     if draws > MOST_DRAWS:
         yield (

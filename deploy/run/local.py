@@ -19,7 +19,8 @@ import numpy as np
 
 from actors.pool.usage import usage
 from deploy.run.unfinished import leave
-from flow.device import KERNELS, computing, device_of, further_devices, torch_threads
+from flow.device import KERNELS, computing, device_of, devices_of, torch_threads
+from flow.models.load import FrozenModel
 from flow.rollout import RolloutPolicy, excerpt_of
 from learner.update.learner import Learner
 from learner.update.workers import InProcessWorker, update
@@ -68,13 +69,14 @@ class LocalFleet(Mixture):
         self._calls = dict.fromkeys(self._busy_s, 0)
         self._working = ""
         self._held: tuple[int, str] | None = None
+        self._joint: FrozenModel | None = None
         self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
     async def start(self) -> None:
-        """Load the model for rollouts, load it again for the learner, and build the scorers."""
+        """Load the model for rollouts and for the learner, once if they are joint, and build the scorers."""
         role = self._config.cluster.rollout
         self._rollout = await self._run(
-            "rollout", lambda: RolloutPolicy(self._config, device=device_of(role), further=further_devices(role))
+            "rollout", lambda: RolloutPolicy(self._config, device=device_of(role), frozen=self._frozen(role))
         )
         if self._has_learner:
             await self.restart_learner()
@@ -86,8 +88,15 @@ class LocalFleet(Mixture):
     async def restart_learner(self) -> None:
         role = self._config.cluster.learner
         self._learner = await self._run(
-            "learner", lambda: Learner(self._config, device=device_of(role), further=further_devices(role))
+            "learner", lambda: Learner(self._config, device=device_of(role), frozen=self._frozen(role))
         )
+
+    def _frozen(self, role: RoleConfig) -> FrozenModel | None:
+        """Return the model for a role that does not load it alone: both sides have one, or it is on several GPUs."""
+        if not self._config.cluster.is_joint:
+            return FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
+        self._joint = self._joint or FrozenModel(self._config.model, devices_of(self._config.cluster.joint_role))
+        return self._joint
 
     def stop(self) -> None:
         """Start no other computation, and wait up to `STOP_S` seconds for the one in progress."""

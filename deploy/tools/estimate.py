@@ -35,6 +35,8 @@ CONTEXT = int(0.8 * GIB)
 
 KEPT = ("context", "text encoders", "prompt embeddings", "optimizer", "adapter old", "running mean")
 """Kinds of memory that stay on the GPU with `cluster.offload`."""
+ONCE = ("context", "transformer", "VAE", "tiny decoder", "text encoders")
+"""Kinds of memory that one process has once, for both sides."""
 OF_BLOCKS = (
     "transformer",
     "adapter",
@@ -210,9 +212,16 @@ def estimate_of(
         "gradients of its lanes": 4 * trained * lanes_of_a_worker(config),
         "forward and backward": backward.peak + _beside_one_state(backbone, config, shard),
     }
-    rollout = on_the_first(rollout, config.cluster.rollout.gpus)
-    learner = on_the_first(learner, config.cluster.learner.gpus)
-    shared = shared_memory(rollout, learner, offload=config.cluster.offload) if config.cluster.is_colocated else 0
+    cluster = config.cluster
+    joint = cluster.joint_role.gpus if cluster.is_joint else 0.0
+    rollout = on_the_first(rollout, joint or cluster.rollout.gpus)
+    learner = on_the_first(learner, joint or cluster.learner.gpus)
+    shared = 0
+    if cluster.is_joint:
+        learner = {part: size for part, size in learner.items() if part not in ONCE}
+        shared = joint_memory(rollout, learner)
+    elif cluster.is_colocated:
+        shared = shared_memory(rollout, learner, offload=cluster.offload)
     return Estimate(
         evaluations=counts,
         rollout=rollout,
@@ -278,6 +287,17 @@ def on_the_first(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
         gpus: of the actor; up to 1 it has one.
     """
     return {part: size // max(1, int(gpus)) if part in OF_BLOCKS else size for part, size in parts.items()}
+
+
+def joint_memory(rollout: Mapping[str, int], learner: Mapping[str, int]) -> int:
+    """Compute the peak memory of one process that rolls out and learns, in turns: each uses what the other has left.
+
+    Args:
+        rollout: bytes of its rollouts by part, with the frozen model.
+        learner: bytes of its learning by part, without `ONCE`.
+    """
+    steps = rollout["largest step"], learner["forward and backward"]
+    return sum(rollout.values()) + sum(learner.values()) - min(steps)
 
 
 @dataclass(frozen=True)

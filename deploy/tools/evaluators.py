@@ -67,7 +67,7 @@ async def evaluators(
                 await asyncio.wait([starting])  # leaving the stack then stops the cluster
                 raise
             await require_ready_on_ray(config)
-            fleet = RayEvaluators(config, sink)
+            fleet = RayEvaluators(without_learner(config), sink)
         held.callback(fleet.stop)
         await encode_ahead(config, heldout, is_local=is_local, say=console.print)
         await fleet.start()
@@ -76,6 +76,11 @@ async def evaluators(
 
 
 def without_learner(config: RunConfig) -> RunConfig:
-    """Return a config whose learner reserves nothing, for a cluster that only evaluates."""
+    """Return a config whose learner reserves nothing, for a cluster that only evaluates.
+
+    A rollout actor that is a learner worker too keeps the GPUs of both sides, since its model may lie on all of them.
+    """
+    rollout = config.cluster.joint_role if config.cluster.is_joint else config.cluster.rollout
     learner = config.cluster.learner.model_copy(update={"cpus": 0.0, "gpus": 0.0, "resources": {}, "labels": {}})
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"learner": learner})})
+    cluster = config.cluster.model_copy(update={"rollout": rollout, "learner": learner})
+    return config.model_copy(update={"cluster": cluster})

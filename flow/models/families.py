@@ -45,7 +45,7 @@ class Family:
     least_conditions: int = 0
     most_conditions: int = 0
     """Condition images that a prompt must have, and may have."""
-    reads_pictures: bool = False
+    reads_images: bool = False
     """Whether its text encoder reads the condition images too; its processor then has a processor of images."""
     has_chat: bool = False
     """Whether its pipeline puts a prompt into the chat template of the tokenizer."""
@@ -129,7 +129,7 @@ QWEN_IMAGE_EDIT = replace(
     text_parts=("text_encoder", "processor", "tokenizer"),
     least_conditions=1,
     most_conditions=1,
-    reads_pictures=True,
+    reads_images=True,
 )
 QWEN_IMAGE_EDIT_PLUS = replace(
     QWEN_IMAGE_EDIT,

@@ -43,7 +43,7 @@ def hollow_backbone(
     """
     located = locate(model)
     folder = located.folder
-    model = model.model_copy(update={"compile": None, "attention": "native"})
+    model = model.model_copy(update={"compile": None, "vae_compile": None, "attention": "native"})
     parts: dict[str, Any] = {"clip_tokens": clip_tokens(folder)}
     with quiet_libraries():
         import diffusers

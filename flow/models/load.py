@@ -33,10 +33,32 @@ def locate_for_images(config: ModelConfig) -> Located:
     return locate(config, is_whole=True, has_encoders=config.embedding_cache is None)
 
 
-def load_located(located: Located, *, device: str, further: Sequence[str] = ()) -> Backbone:
-    """Load a model that was found whole, like `load_backbone`; `further` devices hold the later blocks."""
-    others = [torch.device(each) for each in further]
-    return backbone_class(located.family).load(located, device=torch.device(device), further=others)
+def load_located(located: Located, *, device: str) -> Backbone:
+    """Load a model that was found whole, like `load_backbone`."""
+    kind = backbone_class(located.family)
+    return kind.of(kind.read(located, [torch.device(device)]))
+
+
+class FrozenModel:
+    """A model in memory, of which several backbones are made: each takes an adapter of its own, all share the weights.
+
+    frozen = FrozenModel(config.model, ["cuda"])
+    rollout, learner = frozen.backbone(), frozen.backbone()
+
+    Args:
+        devices: more than one share the blocks of the transformer, in turn.
+
+    Raises:
+        ModelError: see `load_backbone`.
+    """
+
+    def __init__(self, config: ModelConfig, devices: Sequence[str]) -> None:
+        self.located = locate_for_images(config)
+        self._kind = backbone_class(self.located.family)
+        self._parts = self._kind.read(self.located, [torch.device(device) for device in devices])
+
+    def backbone(self) -> Backbone:
+        return self._kind.of(self._parts.twin())
 
 
 def require_loadable(located: Located) -> None:

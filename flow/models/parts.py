@@ -126,8 +126,9 @@ def read_text_parts(located: Located, *, dtype: torch.dtype | None = None, is_ou
             if parts[encoder] is not None:
                 what = _what(located, tokenizer)
                 require_vocabulary(parts[tokenizer], parts[encoder], what=what, error=ModelError)
-    if located.family.reads_pictures and parts[PROCESSOR]:
-        parts[PROCESSOR] = _picture_processor(located, parts[PROCESSOR])
+    if located.family.reads_images and parts[PROCESSOR]:
+        parts[PROCESSOR] = _image_processor(located, parts[PROCESSOR])
+        parts["tokenizer"] = read_tokenizer(located, "tokenizer") if "tokenizer" in located.parts else None
     return parts
 
 
@@ -178,7 +179,7 @@ def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyTy
 def text_arguments(family: Family, text_parts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return a pipeline's arguments for its text parts: None for those that are not read."""
     arguments = dict[str, Any].fromkeys(family.text_parts) | dict(text_parts)
-    if PROCESSOR in arguments and not family.reads_pictures:
+    if PROCESSOR in arguments and not family.reads_images:
         arguments[PROCESSOR] = _processor_of(arguments[PROCESSOR])
     return arguments
 
@@ -200,7 +201,7 @@ def _processor_of(tokenizer: Any) -> Any:
     return processor
 
 
-def _picture_processor(located: Located, tokenizer: Any) -> Any:
+def _image_processor(located: Located, tokenizer: Any) -> Any:
     """Return a processor that reads texts and images, with Pillow: that of videos beside it needs torchvision."""
     from transformers import Qwen2VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

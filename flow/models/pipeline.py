@@ -6,6 +6,7 @@ A family adds its schedule, its forward and its prompt encoding; see `flow.model
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -40,6 +41,28 @@ UNKNOWN_SCHEDULES = (
     "sample_sigmas",
 )
 """Options of a scheduler or a pipeline that change the sigmas in ways that `flow.maths.schedule` does not implement."""
+
+
+@dataclass(frozen=True)
+class FrozenParts:
+    """What a backbone is made of, on its devices."""
+
+    located: Located
+    device: torch.device
+    pipeline: Any
+    """With transformer, VAE and scheduler."""
+    tiny_decoder: Any
+    encoders: TextEncoders
+
+    def twin(self) -> "FrozenParts":
+        """Return the same parts with a transformer of its own for another adapter; both share all tensors.
+
+        So one may compute in torch's inference mode and the other with gradients: what modules keep is their own.
+        """
+        pipeline, transformer = copy(self.pipeline), self.pipeline.transformer
+        shared = {id(tensor): tensor for tensor in (*transformer.parameters(), *transformer.buffers())}
+        pipeline.transformer = deepcopy(transformer, shared)
+        return replace(self, pipeline=pipeline)
 
 
 class PipelineBackbone(ABC):
@@ -81,9 +104,11 @@ class PipelineBackbone(ABC):
         self._sizes = sizes_of(pipeline.transformer.config, pipeline.vae.config)
         self.latent_shape = self._latent_shape(config.height, config.width)
         self.example_conditions = self.family.least_conditions
-        if device.type == "cpu":
-            for vae in filter(None, (self.vae, self.tiny_decoder)):
+        for vae in filter(None, (self.vae, self.tiny_decoder)):
+            if device.type == "cpu" or config.vae_compile:
                 _order_channels_last(vae)
+            if config.vae_compile:
+                self._compile_decoder(vae.decoder, config.vae_compile)
         if self._dtype != torch.float32:
             fuse(self.transformer, norms=config.norms if device.type == "cuda" else "torch")
         elif config.attention != "native":
@@ -98,16 +123,16 @@ class PipelineBackbone(ABC):
             self._compile(config.compile)
 
     @classmethod
-    def load(cls, located: Located, *, device: torch.device, further: Sequence[torch.device] = ()) -> Self:
-        """Load the pipeline. With an embedding cache the text encoders are loaded later, when a prompt needs them.
+    def read(cls, located: Located, devices: Sequence[torch.device]) -> FrozenParts:
+        """Read the parts. With an embedding cache the text encoders are loaded later, when a prompt needs them.
 
         Args:
-            further: devices that hold the later blocks of the transformer.
+            devices: all parts are on the first one; several share the blocks of the transformer, in turn.
 
         Raises:
-            ModelError: a part cannot be read, or the model cannot generate images of the configured size.
+            ModelError: a part cannot be read.
         """
-        config = located.model
+        config, device = located.model, devices[0]
         with quiet_libraries():
             transformer = read_part(
                 located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
@@ -116,14 +141,29 @@ class PipelineBackbone(ABC):
             tiny = read_tiny_decoder(located, dtype=vae_dtype_of(config))
             pipeline = pipeline_of(located, transformer=transformer, vae=vae)
             pipeline.tokenizer_max_length = clip_tokens(located.folder)
-            spread(transformer, [device, *further], cls.family.block_lists)
+            spread(transformer, devices, cls.family.block_lists)
             vae.to(device)
             if tiny:
                 tiny.to(device)
         encoders = TextEncoders(located, encode=cls.encode_whole, device=device)
         if config.embedding_cache is None:
             encoders.load()
-        return cls(pipeline, config, Embeddings(encoders), device=device, tiny_decoder=tiny)
+        return FrozenParts(located, device, pipeline, tiny, encoders)
+
+    @classmethod
+    def of(cls, parts: FrozenParts) -> Self:
+        """Make a backbone of parts that no other backbone has.
+
+        Raises:
+            ModelError: the model cannot generate images of the configured size.
+        """
+        return cls(
+            parts.pipeline,
+            parts.located.model,
+            Embeddings(parts.encoders),
+            device=parts.device,
+            tiny_decoder=parts.tiny_decoder,
+        )
 
     @staticmethod
     @abstractmethod
@@ -137,27 +177,27 @@ class PipelineBackbone(ABC):
     @classmethod
     @torch.no_grad()
     def encode_whole(
-        cls, pipeline: Any, text: str, pictures: Sequence[np.ndarray], config: ModelConfig, device: torch.device
+        cls, pipeline: Any, text: str, images: Sequence[np.ndarray], config: ModelConfig, device: torch.device
     ) -> Conditioning:
         """Encode one prompt, and the latents of its condition images, uint8 [H, W, 3] each, as the pipeline does."""
         words = cls.encode_prompt(pipeline, text, config, device)
-        return words.given([cls.encode_condition(pipeline, Image.fromarray(each), config) for each in pictures])
+        return words.given([cls.encode_condition(pipeline, Image.fromarray(each), config) for each in images])
 
     @classmethod
-    def encode_condition(cls, pipeline: Any, picture: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
+    def encode_condition(cls, pipeline: Any, image: Image.Image, config: ModelConfig) -> Float[Tensor, "1 C h w"]:
         """Resize a condition image by the family's rule and encode it."""
         sizes = sizes_of({}, pipeline.vae.config)
-        size = cls.condition_size(picture.width, picture.height, side=config.condition_side, sizes=sizes)
-        pixels = cls.prepared(pipeline, picture, size, sizes)
+        size = cls.condition_size(image.width, image.height, side=config.condition_side, sizes=sizes)
+        pixels = cls.prepared(pipeline, image, size, sizes)
         return cls.encode_pixels(pipeline, pixels.to(pipeline.vae.device, pipeline.vae.dtype))
 
     @classmethod
     def prepared(
-        cls, pipeline: Any, picture: Image.Image, size: tuple[int, int], sizes: Sizes
+        cls, pipeline: Any, image: Image.Image, size: tuple[int, int], sizes: Sizes
     ) -> Float[Tensor, "1 3 H W"]:
         """Resize an image to whole tokens; its values are from -1 to 1."""
         width, height = map(sizes.whole, size)
-        return pipeline.image_processor.preprocess(picture, height, width)
+        return pipeline.image_processor.preprocess(image, height, width)
 
     @classmethod
     def encode_pixels(cls, pipeline: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 C h w"]:
@@ -297,7 +337,10 @@ class PipelineBackbone(ABC):
             self.tiny_decoder.to(device)
 
     def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
-        pixels = self.tiny_pixels(latents) if is_tiny else self.pixels(latents)
+        decode, filled = self.tiny_pixels if is_tiny else self.pixels, latents
+        if self._config.vae_compile and self._config.decode_batch:  # one shape, so one graph
+            filled = torch.cat([latents, latents[-1:].repeat(self._config.decode_batch - len(latents), 1, 1, 1)])
+        pixels = decode(filled)[: len(latents)]
         unit = cast(Tensor, self._pipeline.image_processor.postprocess(pixels, output_type="pt"))
         rounded = (unit.float() * 255).round().to(torch.uint8)  # 8 bits leave the device, not 32
         images = rounded.permute(0, 2, 3, 1).contiguous().cpu().numpy()
@@ -318,6 +361,7 @@ class PipelineBackbone(ABC):
         other = copy(self)
         other.vae, other.tiny_decoder = (part and deepcopy(part).float() for part in (self.vae, self.tiny_decoder))
         other._vae_dtype = torch.float32
+        other._config = self._config.model_copy(update={"vae_compile": None})
         return other
 
     def _compile(self, backend: str) -> None:
@@ -325,6 +369,11 @@ class PipelineBackbone(ABC):
         from flow.compiled import CompiledBlocks
 
         CompiledBlocks(self.transformer, backend, device=self._device.type)
+
+    def _compile_decoder(self, decoder: torch.nn.Module, backend: str) -> None:
+        from flow.compiled import compile_decoder
+
+        compile_decoder(decoder, backend, device=self._device.type)
 
     def _divided(self, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of an image in the VAE's latents; by default for the pipeline's own image size."""
@@ -357,7 +406,8 @@ def require_known_schedule(settings: Mapping[str, Any], followed: Collection[str
 def _order_channels_last(vae: torch.nn.Module) -> None:
     """Give the weights of an image VAE the layout in which oneDNN computes convolutions.
 
-    On a GPU it does not pay: group norms there read another layout, and each of them would copy its input.
+    On a GPU it pays only if the decoder is compiled: torch's group norms there read another layout, and each of them
+    would copy its input.
     `vae.to(memory_format=...)` does not work on fake tensors.
     """
     weights = list(vae.parameters())

@@ -19,11 +19,11 @@ from flow.models.parts import (
 )
 from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
 from protocol.config.model import ModelConfig
-from protocol.ground.pictures import read_picture
+from protocol.ground.condition_images import read_condition
 from protocol.messages import Condition
 
 Encode = Callable[[Any, str, Sequence[np.ndarray], ModelConfig, torch.device], Conditioning]
-"""A family's `encode_whole(pipeline, text, pictures, config, device)`: one prompt with its condition images."""
+"""A family's `encode_whole(pipeline, text, images, config, device)`: one prompt with its condition images."""
 
 
 class TextEncoders:
@@ -43,8 +43,8 @@ class TextEncoders:
             PromptError: a condition image is not there any more, or has changed.
         """
         self.load()
-        pictures = [read_picture(each) for each in conditions]
-        return self._encode(self._pipeline, text, pictures, self.located.model, self.device)
+        images = [read_condition(each) for each in conditions]
+        return self._encode(self._pipeline, text, images, self.located.model, self.device)
 
     def load(self) -> None:
         """Load the encoders unless they are in memory.
@@ -88,7 +88,7 @@ def overlong(located: Located, texts: Sequence[str]) -> tuple[int, list[str]]:
     Raises:
         ModelError: the model's tokenizers cannot be read.
     """
-    if located.family.reads_pictures:
+    if located.family.reads_images:
         return 0, []
     with quiet_libraries("transformers"):
         tokenizers = [read_tokenizer(located, part) for part in located.parts if is_tokenizer(part)]

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from flow.adapter.lora import adapter_of
 from flow.meter import Meter
+from flow.models.load import FrozenModel
 from flow.policy import build_policy, start_adapter
 from learner.credit.assign import Assignment, assign_credit
 from learner.credit.step_weights import step_weights
@@ -53,13 +54,13 @@ class Learner:
         config: RunConfig,
         *,
         device: str = "cpu",
-        further: Sequence[str] = (),
+        frozen: FrozenModel | None = None,
         seat: Seat | None = None,
         fetch: Fetch = iter,
     ) -> None:
         """
         Args:
-            further: see `build_policy`.
+            frozen: see `build_policy`.
             seat: this worker's number among the workers; without one it is the only worker.
             fetch: turns handles of shards into their trajectories, in order, one ahead of the training.
         """
@@ -67,7 +68,7 @@ class Learner:
         self._seat = seat or Seat()
         self._fetch = fetch
         self._device = torch.device(device)
-        self._policy, self._lora = build_policy(config, device=device, further=further)
+        self._policy, self._lora = build_policy(config, device=device, frozen=frozen)
         start_adapter(self._lora, config)
         is_scaled = config.model.dtype == "float16"
         self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)

@@ -34,9 +34,7 @@ class RoleConfig(Section):
     @field_validator("gpus")
     @classmethod
     def _whole(cls, gpus: float) -> float:
-        if gpus > 1 and gpus % 1:
-            raise ValueError(f"above 1 it must be a whole number, as Ray reserves whole GPUs then, got {gpus:g}")
-        return gpus
+        return _require_whole(gpus)
 
     @property
     def reserved(self) -> dict[str, float]:
@@ -65,10 +63,11 @@ class ClusterConfig(Section):
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`; an older one counts until an actor has
     succeeded."""
-    layout: Literal["separate", "colocated"] = "separate"
+    layout: Literal["separate", "colocated", "joint"] = "separate"
     """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
     for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
-    workers, their `gpus` add up to at most 1, and `group.max_lag` is 0."""
+    workers, their `gpus` add up to at most 1, and `group.max_lag` is 0. `joint`: as `colocated`, and the two are one
+    process with one copy of the frozen model; their `gpus` may add up to more, and both sides fail together."""
     offload: bool = False
     """With `colocated`: whether the resting side keeps its transformer and VAE in host memory. This saves GPU memory
     and costs a copy in each turn."""
@@ -86,7 +85,17 @@ class ClusterConfig(Section):
     @property
     def is_colocated(self) -> bool:
         """Whether a rollout actor and a learner worker share resources and take turns."""
-        return self.layout == "colocated"
+        return self.layout != "separate"
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether they are one process, too."""
+        return self.layout == "joint"
+
+    @property
+    def joint_role(self) -> RoleConfig:
+        """The role of such a process."""
+        return self.rollout.model_copy(update={"gpus": self.bundle_reserved["GPU"]})
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
@@ -104,42 +113,59 @@ class ClusterConfig(Section):
         """The remedy if an actor has too little memory because it shares a GPU; empty if it shares none."""
         if not self.is_colocated:
             return ""
-        keys = "cluster.layout=separate" if self.offload else "cluster.offload=true or cluster.layout=separate"
-        return f"a rollout actor and a learner worker share it in cluster.layout colocated: set {keys}"
+        has_no_more = self.offload or self.is_joint
+        keys = "cluster.layout=separate" if has_no_more else "cluster.offload=true or cluster.layout=separate"
+        return f"a rollout actor and a learner worker share it in cluster.layout {self.layout}: set {keys}"
 
     @model_validator(mode="after")
     def _shareable(self) -> "ClusterConfig":
         """Check that a rollout actor and a learner worker can share what each of them reserves."""
+        if self.offload and self.layout != "colocated":
+            why = "the two sides share the model" if self.is_joint else "the two sides do not take turns"
+            raise ValueError(
+                f"cluster.offload needs cluster.layout colocated, got {self.layout}: in that layout {why}; leave it out"
+            )
         if not self.is_colocated:
-            if self.offload:
-                raise ValueError(
-                    "cluster.offload needs cluster.layout colocated, got separate: in that layout the two sides do not"
-                    " take turns; leave it out"
-                )
             return self
         rollout, learner = self.rollout, self.learner
         if self.rollout_actors != learner.workers:
             raise ValueError(
-                "cluster.layout colocated needs a learner worker for each rollout actor, got cluster.rollout_actors"
-                f" {self.rollout_actors} and cluster.learner.workers {learner.workers}: make them equal"
+                f"cluster.layout {self.layout} needs a learner worker for each rollout actor, got"
+                f" cluster.rollout_actors {self.rollout_actors} and cluster.learner.workers {learner.workers}:"
+                " make them equal"
             )
-        if rollout.gpus + learner.gpus > 1:
+        if self.is_joint:
+            if (rollout.threads, rollout.gpus) != (learner.threads, learner.gpus):
+                raise ValueError(
+                    "cluster.layout joint needs equal threads and gpus under cluster.rollout and cluster.learner, got"
+                    f" {rollout.threads}, {rollout.gpus:g} and {learner.threads}, {learner.gpus:g}: the two are one"
+                    " process"
+                )
+            _require_whole(rollout.gpus + learner.gpus)
+        elif rollout.gpus + learner.gpus > 1:
             raise ValueError(
                 "cluster.layout colocated needs cluster.rollout.gpus and cluster.learner.gpus that add up to at most 1,"
                 f" got {rollout.gpus:g} and {learner.gpus:g}: the two share one GPU; take 0.5 for each"
             )
         if not any(self.bundle_reserved.values()):
             raise ValueError(
-                "cluster.layout colocated needs something to share, got no cpus, gpus or resources under"
+                f"cluster.layout {self.layout} needs something to share, got no cpus, gpus or resources under"
                 " cluster.rollout and cluster.learner: reserve some"
             )
         if rollout.labels != learner.labels or rollout.placement != learner.placement:
             raise ValueError(
-                "cluster.layout colocated needs equal labels and placement under cluster.rollout and cluster.learner,"
-                f" got {rollout.labels}, {rollout.placement} and {learner.labels}, {learner.placement}: the two share"
-                " a node"
+                f"cluster.layout {self.layout} needs equal labels and placement under cluster.rollout and"
+                f" cluster.learner, got {rollout.labels}, {rollout.placement} and {learner.labels},"
+                f" {learner.placement}: the two share a node"
             )
         return self
+
+
+def _require_whole(gpus: float) -> float:
+    """Raise ValueError if Ray cannot reserve so many GPUs for one actor."""
+    if gpus > 1 and gpus % 1:
+        raise ValueError(f"GPUs of one actor must be a whole number above 1, got {gpus:g}: Ray divides only one GPU")
+    return gpus
 
 
 def require_divisor(workers: int, *, lanes: int) -> None:

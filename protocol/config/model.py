@@ -79,6 +79,9 @@ class ModelConfig(Section):
     """Maximum number of images that the VAE decodes at once; null decodes all."""
     vae_tiling: bool = False
     """Decode in overlapping tiles: less memory for large images, slightly different pixels."""
+    vae_compile: str | None = None
+    """torch.compile backend for the decoders, such as `inductor`; needs `decode_batch`, to which every batch is filled
+    up, so that one graph decodes all. Images differ by rounding. null does not compile them."""
     gradient_checkpointing: bool = False
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
@@ -89,6 +92,11 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _both_sides(self) -> "ModelConfig":
         require_both_sides("model", self.height, self.width)
+        if self.vae_compile and self.decode_batch is None:
+            raise ValueError(
+                f"model.vae_compile needs a model.decode_batch, got {self.vae_compile} and null: every batch is filled"
+                " up to one size; set one, such as 8"
+            )
         return self
 
     @property

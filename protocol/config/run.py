@@ -129,8 +129,8 @@ class RunConfig(Section):
         require_divisor(self.cluster.learner.workers, lanes=self.learner.lanes)
         if self.cluster.is_colocated and self.group.max_lag:
             raise ValueError(
-                f"group.max_lag must be 0 with cluster.layout colocated, got {self.group.max_lag}: rollouts and update"
-                " take turns there; drop the lag, or take separate"
+                f"group.max_lag must be 0 with cluster.layout {self.cluster.layout}, got {self.group.max_lag}: rollouts"
+                " and update take turns there; drop the lag, or take separate"
             )
         self._require_one_method()
         first = self.evaluation.component.split("/")[0]

@@ -1,4 +1,4 @@
-"""`cluster.layout: colocated`: a rollout actor and a learner worker share a bundle, and the bits stay the same."""
+"""A rollout actor and a learner worker share a bundle, or a process (`cluster.layout: joint`): the same bits."""
 
 import asyncio
 import os
@@ -45,10 +45,12 @@ def nodes() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def colocated(tiny_config: Config, bundles: int, *, timeout_s: float = 300, **cluster: Any) -> RunConfig:
+def colocated(
+    tiny_config: Config, bundles: int, *, timeout_s: float = 300, layout: str = "colocated", **cluster: Any
+) -> RunConfig:
     role = {"cpus": 0.5, "timeout_s": timeout_s}
     sizes = {"rollout_actors": bundles, "rollout": role, "learner": {**role, "workers": bundles}}
-    return config_of(tiny_config, layout="colocated", reward={"cpus": 0}, **sizes, **cluster)
+    return config_of(tiny_config, layout=layout, reward={"cpus": 0}, **sizes, **cluster)
 
 
 def config_of(tiny_config: Config, **cluster: Any) -> RunConfig:
@@ -79,9 +81,16 @@ def require_in_bundles(held: dict[str, str], count: int) -> None:
     assert held == {f"{kind}-{slot}": nodes[slot] for kind in ("rollout", "learner") for slot in range(count)}
 
 
-@pytest.mark.parametrize(("bundles", "offload"), [pytest.param(1, False, marks=long_scene), (2, True)])
+@pytest.mark.parametrize(
+    ("bundles", "layout"),
+    [
+        pytest.param(1, {}, marks=long_scene),
+        (2, {"offload": True}),
+        (2, {"layout": "joint"}),
+    ],
+)
 def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process(
-    nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, bundles: int, *, offload: bool
+    nodes: Any, separate: str, tiny_config: Config, tmp_path: Path, bundles: int, layout: dict[str, Any]
 ) -> None:
     fleets: list[RayFleet] = []
 
@@ -91,6 +100,8 @@ def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process
 
     async def watch(_: Scene) -> None:
         require_in_bundles(homes(fleets[0]), bundles)
+        pids = [actor.pid for actor in fleets[0].actors() if not actor.kind.startswith("reward/")]
+        assert len(set(pids)) == (bundles if "layout" in layout else 2 * bundles)
         with pytest.raises(PoolError, match=r"learner cannot be scaled to 4: its size is fixed.*: stop it and go on"):
             fleets[0].scale("learner", 4)
         assert {pool.name: pool.is_resizable for pool in fleets[0].pools()} == {
@@ -99,7 +110,7 @@ def test_actor_and_worker_share_a_bundle_and_the_run_has_the_bits_of_one_process
             "learner": False,
         }
 
-    config = colocated(tiny_config, bundles, offload=offload)
+    config = colocated(tiny_config, bundles, **layout)
     assert go(config, tmp_path / "run", beside=watch, make_fleet=make) == separate
     wait_until(lambda: not groups(CREATED), why="the bundles are not given back")
 
@@ -126,6 +137,32 @@ def test_killed_actors_come_back_in_their_bundle(nodes: Any, tiny_config: Config
         }
 
     with_fleet(colocated(tiny_config, 1), scenario)
+
+
+@pytest.mark.parametrize("noticing", ["learner", "rollout"])
+def test_the_two_sides_of_a_joint_process_die_and_come_back_together(
+    nodes: Any, tiny_config: Config, noticing: str
+) -> None:
+    async def scenario(fleet: RayFleet) -> None:
+        await fleet.start()
+        (pid,) = {actor.pid for actor in fleet.actors() if not actor.kind.startswith("reward/")}
+        adapter = await fleet.ports.learner.adapter()
+        os.kill(pid, signal.SIGKILL)
+        if noticing == "rollout":
+            await fleet.ports.adapters.publish(adapter)
+            await until(lambda: fleet.rollouts.pool.ready == 1)
+        with pytest.raises(LearnerFailedError, match="learner worker 0 failed"):
+            await fleet.ports.learner.state()
+        await fleet.restart_learner()
+        await fleet.ports.adapters.publish(await fleet.ports.learner.adapter())
+        await until(lambda: fleet.rollouts.pool.ready == 1)
+        require_in_bundles(homes(fleet), 1)
+        (again,) = {actor.pid for actor in fleet.actors() if not actor.kind.startswith("reward/")}
+        assert again != pid
+        assert fleet.learner.status().restarts == 1
+        assert fleet.rollouts.pool.restarts == int(noticing == "rollout"), "ended for the learner is not failed"
+
+    with_fleet(colocated(tiny_config, 1, layout="joint"), scenario)
 
 
 def with_fleet(config: RunConfig, scenario: Callable[[RayFleet], Awaitable[None]]) -> None:

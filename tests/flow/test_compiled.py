@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -183,3 +184,42 @@ def test_a_transformer_without_blocks_is_refused(graphs: list[Any]) -> None:
     with pytest.raises(ModelError, match="^model.compile must be null for Alone: it has no blocks to compile$"):
         CompiledBlocks(Alone(), COUNTING, device="cpu")
     assert not graphs
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_sd3,
+        *(pytest.param(each, marks=pytest.mark.whole) for each in (write_qwen_image, write_flux2_klein)),
+        pytest.param(write_qwen_image_21, marks=pytest.mark.whole),
+    ],
+)
+def test_a_compiled_decoder_makes_the_same_images_with_one_graph(
+    graphs: list[Any], tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    folder = write(tmp_path / "model")
+    plain, backbone = loaded(folder), loaded(folder, vae_compile=COUNTING, decode_batch=3)
+    torch.manual_seed(0)
+    latents = torch.randn(7, *backbone.latent_shape)
+    for count in (7, 3, 1):
+        with torch.inference_mode():
+            assert np.array_equal(backbone.decode(latents[:count]), plain.decode(latents[:count]))
+        assert len(graphs) == 1, "a batch is filled up to three images"
+
+
+def test_an_image_that_overflows_is_decoded_again_without_the_graph(graphs: list[Any], tmp_path: Path) -> None:
+    folder = write_sd3(tmp_path / "model")
+    backbone = loaded(folder, vae_compile=COUNTING, decode_batch=3, vae_dtype="float16")
+    backbone.vae.decoder.conv_out.weight.data *= 6e4
+    exact = loaded(folder, decode_batch=1)
+    exact.vae.decoder.conv_out.weight.data = backbone.vae.decoder.conv_out.weight.data.float()
+    torch.manual_seed(0)
+    latents = torch.randn(2, *backbone.latent_shape)
+    made = backbone.decode(latents)
+    assert backbone.decoded_again == 2 and len(graphs) == 1
+    assert (made.astype(int) - exact.decode(latents)).max() <= 1
+
+
+def test_a_compiled_decoder_needs_batches_of_one_size() -> None:
+    with pytest.raises(ValueError, match=r"model\.vae_compile needs a model\.decode_batch, got inductor and null"):
+        ModelConfig(path="somewhere", vae_compile="inductor")

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from flow.device import KERNELS, computing, device_of, further_devices, tf32
+from flow.device import KERNELS, computing, devices_of, tf32
 from protocol.config.cluster import RoleConfig
 from protocol.errors import ConfigError
 
@@ -39,13 +39,13 @@ def test_a_role_without_a_gpu_leaves_the_kernels_alone(monkeypatch: pytest.Monke
         assert kernels() == (False, False, None)
 
 
-def test_a_role_with_several_gpus_has_further_devices_if_torch_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_with_several_gpus_has_as_many_devices_if_torch_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [further_devices(RoleConfig(gpus=gpus)) for gpus in (0, 0.5, 1, 2)] == [(), (), (), ("cuda:1",)]
-    assert device_of(RoleConfig(gpus=2)) == "cuda"
+    found = [devices_of(RoleConfig(gpus=gpus)) for gpus in (0, 0.5, 1, 2)]
+    assert found == [["cpu"], ["cuda"], ["cuda"], ["cuda", "cuda:1"]]
     with pytest.raises(ConfigError, match=r"cluster\.\*\.gpus must be at most 2.*got 3"):
-        device_of(RoleConfig(gpus=3))
+        devices_of(RoleConfig(gpus=3))
 
 
 def test_tf32_holds_inside_its_block_only_and_never_on_a_cpu() -> None:

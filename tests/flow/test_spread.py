@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
 from flow.models.hub import known_configs
+from flow.models.load import FrozenModel
 from flow.models.located import adapter_config
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import RolloutPolicy
@@ -23,8 +24,8 @@ from tests.support.learning.groups import iterate
 from tests.support.worlds.architectures import ARCHITECTURES, model_of
 
 Config = Callable[..., RunConfig]
-SECOND = ("cpu:1",)
-"""torch copies a tensor to it like to another GPU, and computes there as on `cpu`."""
+TWO = ("cpu", "cpu:1")
+"""torch copies a tensor to the second like to another GPU, and computes there as on the first."""
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def test_velocity_and_gradients_have_the_bits_of_one_device(
 ) -> None:
     config = config_of(tiny_config, tmp_path, name, **model)
     found = []
-    for further in ((), SECOND):
-        policy, lora = build_policy(config, device="cpu", further=further)
+    for devices in (TWO[:1], TWO):
+        policy, lora = build_policy(config, device="cpu", frozen=FrozenModel(config.model, devices))
         for index, parameter in enumerate(lora.parameters.values()):
             torch.manual_seed(index)
             parameter.data.normal_()
@@ -81,9 +82,10 @@ def test_velocity_and_gradients_have_the_bits_of_one_device(
 def test_a_run_on_several_devices_has_the_adapter_of_one(tiny_config: Config) -> None:
     config = tiny_config()
     ends = []
-    for further in ((), SECOND):
-        learner = Learner(config, further=further)
-        iterate(learner, RolloutPolicy(config, further=further), config)
+    for devices in (TWO[:1], TWO):
+        frozen = FrozenModel(config.model, devices)
+        learner = Learner(config, frozen=frozen)
+        iterate(learner, RolloutPolicy(config, frozen=frozen), config)
         ends.append(learner.adapter().digest)
     assert ends[0] == ends[1]
 
@@ -106,7 +108,6 @@ def test_no_operation_mixes_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     lists = backbone.family.block_lists
     attach_hollow_adapter(backbone.transformer, adapter_config(model), within=fake)
     monkeypatch.setattr(nn.Module, "to", moved)
-    monkeypatch.setattr(nn.Module, "_apply", lambda module, *_, **__: module)  # all begins on the first device
     with fake:
         spread(backbone.transformer, [torch.device("cpu"), torch.device("meta")], lists)
         latents = torch.randn(2, *backbone.latent_shape)
@@ -147,7 +148,7 @@ def test_what_several_blocks_read_crosses_once_in_a_forward() -> None:
 
 
 class Blocks(nn.Module):
-    """Parts whose names say where they run."""
+    """Its names say where a part runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,6 +176,6 @@ def test_what_blocks_of_two_devices_read_must_not_be_trained(tiny_config: Config
     targets = ("attn.to_q", "time_text_embed.timestep_embedder.linear_1")
     lora = {"rank": 2, "alpha": 2, "targets": targets}
     config = config_of(tiny_config, tmp_path, "qwen_image", lora=lora)
-    policy, _ = build_policy(config, device="cpu", further=SECOND)
+    policy, _ = build_policy(config, device="cpu", frozen=FrozenModel(config.model, TWO))
     with pytest.raises(ModelError, match=r"model\.lora\.targets must leave out .* \(cluster\.\*\.gpus\)"):
         velocity(policy)

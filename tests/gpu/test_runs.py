@@ -13,6 +13,7 @@ WAYS = {
     "one actor": ("cluster.rollout_actors=1",),
     "two actors and two workers": ("cluster.rollout_actors=2", "cluster.learner.workers=2"),
     "in turns": ("cluster.rollout_actors=1", "cluster.layout=colocated"),
+    "in turns in one process": ("cluster.rollout_actors=1", "cluster.layout=joint"),
     "in turns, resting in host memory": (
         "cluster.rollout_actors=1",
         "cluster.layout=colocated",

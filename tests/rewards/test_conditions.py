@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from protocol.errors import ContractError, PromptError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Condition, Prompt, Scores
 from rewards import scorer as scorer_module
 from rewards.scorer import build_scorer, check_prompts, score_prompts
@@ -59,7 +59,7 @@ def test_a_scorer_gets_what_its_signature_asks_for(condition, monkeypatch: pytes
     dark, light = condition(5), condition(30)
     read = []
     monkeypatch.setattr(
-        scorer_module, "read_picture", lambda each, real=scorer_module.read_picture: read.append(each) or real(each)
+        scorer_module, "read_condition", lambda each, real=scorer_module.read_condition: read.append(each) or real(each)
     )
     prompts = prompts_of((dark,), (dark, light), (light,))
     values = {kind: score_prompts(build_scorer(f"{__name__}:{kind}"), IMAGES, prompts).values for kind in KINDS}

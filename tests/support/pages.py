@@ -26,7 +26,7 @@ NOT_RUN = {
     r"^flowcredit (submit|fetch)\b": "needs a Ray cluster or a bucket; tests/lab/cluster/test_jobs.py runs them",
     r"^flowcredit calibrate-noise": "takes minutes; tests/deploy/tools/test_noise_calibration.py runs it",
     r"-m benchmarks\.fidelity": "takes hours; tests/benchmarks/fidelity",
-    r"-m benchmarks\.race\.(race run|hacking|robustness|tune|finals|steadiness)": "takes hours; tests/benchmarks/race",
+    r"-m benchmarks\.race\.(race run|hacking|robustness|tune|finals|changes)": "takes hours; tests/benchmarks/race",
     r"-m benchmarks\.race\.race report": "draws for seconds; tests/benchmarks/race/test_race.py reports every file",
     r"-m benchmarks\.same_bits": "takes minutes and starts Ray; tests/benchmarks/test_workers.py",
     r"-m benchmarks\.toy\.demo_gain": "takes ten minutes: five runs of the demo",

@@ -62,6 +62,7 @@ PARTS = (
     Part("kernels:ceilings", 60, "the most that anything else can reach"),
     Part("kernels:attention", 70, "which attention is fast and gives the same bits"),
     Part("kernels:norms", 40, "whether RMSNorm of short rows is worth a kernel of its own"),
+    Part("kernels:projections", 30, "whether queries, keys and values of one product are worth code"),
     Part("medium:benchmark", 90, "images and pairs a second, share of the peak, memory"),
     Part("medium:compiled", 150, "the same with compiled blocks, and whether their replays are exact"),
     Part("medium:forwards", 60, "what a rollout's forward and the VAE spend their time on"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import seconds_of
@@ -69,6 +69,31 @@ def _normed(kernel: str, width: int, where: Where) -> Figures:
         "both ms": 1e3 * seconds_of(lambda: norm().backward(slopes), rounds=20),
         "largest difference from torch": (norm() - torchs()).abs().max().item(),
     }
+
+
+def projections(where: Where) -> Iterator[Figures]:
+    """Measure queries, keys and values of one product beside three, each with a LoRA of rank 32, in SD3.5's shape."""
+    width, rank, rows = (64, 4, 32) if where.is_tiny else (1536, 32, 16 * 1024)
+    draw = partial(torch.randn, device=where.device, dtype=torch.bfloat16)
+    x, weight, slopes = draw(rows, width), draw(3 * width, width) / width**0.5, draw(rows, 3 * width)
+    low, high = draw(3, rank, width).requires_grad_(), draw(3, width, rank).requires_grad_()
+
+    def adapted(base: Tensor, inner: Tensor, index: int) -> Tensor:
+        return base.addmm(inner, high[index].t())
+
+    def three() -> Tensor:
+        parts = (adapted(linear(x, each), linear(x, low[at]), at) for at, each in enumerate(weight.chunk(3)))
+        return torch.cat(list(parts), dim=1)
+
+    def one() -> Tensor:
+        bases, inners = linear(x, weight).chunk(3, 1), linear(x, low.flatten(0, 1)).chunk(3, 1)
+        return torch.cat([adapted(*each, at) for at, each in enumerate(zip(bases, inners, strict=True))], dim=1)
+
+    x.requires_grad_()
+    for name, made in (("three products", three), ("one product", one)):
+        yield {f"{name}, forward ms": 1e3 * seconds_of(torch.no_grad()(made), rounds=10)}
+        yield {f"{name}, both ms": 1e3 * seconds_of(lambda made=made: made().backward(slopes), rounds=10)}
+    yield {"largest difference": (one() - three()).abs().max().item()}
 
 
 def _attended(make: Callable[..., Works], sizes: tuple[int, int, int, int], *, is_masked: bool, device: str) -> Figures:
@@ -180,10 +205,29 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradi
     return attend, both
 
 
+def _cudnn_then_flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
+    """Let torch's cuDNN attend, and FlashAttention's deterministic backward read its result and log-sums."""
+    if mask is not None:
+        raise NotImplementedError("a mask")
+    query, key, value = (each.detach() for each in (query, key, value))
+
+    def ahead() -> tuple[Any, ...]:
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, compute_log_sumexp=True)
+
+    def both() -> tuple[Tensor, ...]:
+        attended, sums, *sizes, seed, offset, _ = ahead()
+        rest = attended, sums.flatten(2), *sizes, 0.0, False, seed, offset
+        slopes = torch.ops.aten._scaled_dot_product_flash_attention_backward(gradient, query, key, value, *rest)
+        return attended, *slopes
+
+    return lambda: ahead()[0], both
+
+
 KERNELS: dict[str, tuple[Callable[..., Works], bool]] = {
     "flash, deterministic": (partial(_torchs, SDPBackend.FLASH_ATTENTION), True),
     "cuDNN of torch": (partial(_torchs, SDPBackend.CUDNN_ATTENTION), False),
     "cuDNN, deterministic": (_cudnn, False),
+    "cuDNN, then flash, deterministic": (_cudnn_then_flash, True),
     "efficient, deterministic": (partial(_torchs, SDPBackend.EFFICIENT_ATTENTION), True),
     "flex": (_flex, False),
 }

@@ -13,6 +13,7 @@ from benchmarks.speed.gpu_model import random_backbone, random_lora
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import milliseconds_by_kind, seconds_of
 from deploy.tools.estimate import pass_of
+from flow.compiled import compile_decoder
 from flow.policy import policy_of
 from protocol.config.parse import parse_config
 
@@ -59,6 +60,9 @@ def forwards(where: Where) -> Iterator[Figures]:
     yield tried("VAE", decoded)
     backbone.vae.to(memory_format=torch.channels_last)
     yield tried("VAE, channels last", decoded)
+    if where.device == "cuda":  # a CPU has no use for it, and would compile for long
+        compile_decoder(backbone.vae.decoder, "inductor", device=where.device)
+        yield tried("VAE, channels last, as with model.vae_compile", decoded)
     backbone.vae.to(memory_format=torch.contiguous_format).decoder.compile(dynamic=False)
     yield tried("VAE, compiled", decoded)
 

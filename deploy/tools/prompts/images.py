@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from deploy.tools.prompts.sets import Source, fetch
 from protocol.errors import PromptError, one_line
+from protocol.ground.condition_images import condition_of
 from protocol.ground.files import write_whole, writing
-from protocol.ground.pictures import condition_of
 from protocol.prompts import IMAGES
 
 AT_ONCE = 8

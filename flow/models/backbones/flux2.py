@@ -59,10 +59,10 @@ class Flux2Klein(PipelineBackbone):
         return int(width * scale), int(height * scale)
 
     @classmethod
-    def prepared(cls, pipeline: Any, picture: Image.Image, size: tuple[int, int], sizes: Sizes) -> Tensor:
+    def prepared(cls, pipeline: Any, image: Image.Image, size: tuple[int, int], sizes: Sizes) -> Tensor:
         """Resize an image, then cut its edges off to whole tokens."""
         width, height = map(sizes.whole, size)
-        resized = picture.resize(size, Image.Resampling.LANCZOS)
+        resized = image.resize(size, Image.Resampling.LANCZOS)
         return pipeline.image_processor.preprocess(resized, height, width, resize_mode="crop")
 
     def pixels(self, latents: Float[Tensor, "B C H W"]) -> Float[Tensor, "B 3 height width"]:

@@ -41,17 +41,17 @@ class QwenImageEdit(QwenImage):
     @classmethod
     @torch.no_grad()
     def encode_whole(
-        cls, pipeline: Any, text: str, pictures: Sequence[np.ndarray], config: ModelConfig, device: torch.device
+        cls, pipeline: Any, text: str, images: Sequence[np.ndarray], config: ModelConfig, device: torch.device
     ) -> Conditioning:
         """Encode a prompt and its images together, then the latents of the images.
 
         Returns:
             Embeddings [1, tokens, D] of text and images, without those of the template before them.
         """
-        images = [Image.fromarray(each) for each in pictures]
-        words = "".join(cls.read_as.format(number) for number, _ in enumerate(images, 1)) + text
+        shown = [Image.fromarray(each) for each in images]
+        words = "".join(cls.read_as.format(number) for number, _ in enumerate(shown, 1)) + text
         read = []
-        for image in images:
+        for image in shown:
             width, height = cls.read_size(image.width, image.height, config.condition_side)
             read.append(pipeline.image_processor.resize(image, height, width))
         inputs = pipeline.processor(
@@ -59,7 +59,7 @@ class QwenImageEdit(QwenImage):
         )
         states = pipeline.text_encoder(**inputs.to(device), output_hidden_states=True).hidden_states[-1]
         embeds = states[:, pipeline.prompt_template_encode_start_idx :].contiguous()
-        latents = [cls.encode_condition(pipeline, each, config) for each in images]
+        latents = [cls.encode_condition(pipeline, each, config) for each in shown]
         return Conditioning.of({EMBEDS: embeds}).given(latents)
 
     @classmethod
@@ -70,10 +70,10 @@ class QwenImageEdit(QwenImage):
     def _example_words(self, count: int) -> Conditioning:
         """Return random embeddings of `count` prompts of the greatest length with their images."""
         words, side = super()._example_words(count), self._config.condition_side
-        width, height = self.read_size(side, side, side)
-        pixels = READ_TOKEN**2
-        read = torch.randn(count, self.example_conditions * width * height // pixels, words.tensors[EMBEDS].shape[2])
-        return Conditioning.of({EMBEDS: torch.cat([words.tensors[EMBEDS], read.to(self._device)], dim=1)})
+        rows, columns = (round(each / READ_TOKEN) for each in self.read_size(side, side, side))
+        embeds = words.tensors[EMBEDS]
+        read = torch.randn(count, self.example_conditions * rows * columns, embeds.shape[2], device=self._device)
+        return Conditioning.of({EMBEDS: torch.cat([embeds, read], dim=1)})
 
 
 class QwenImageEditPlus(QwenImageEdit):

@@ -17,7 +17,7 @@ from actors.pool.nodes import NodeFailures
 from actors.rewards import pool as reward_pool
 from actors.rewards.pool import RewardPools
 from protocol.errors import InputError, PromptError, RewardError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly

@@ -166,7 +166,7 @@ def test_an_own_cell_replaces_the_published_one_and_the_others_stay(tmp_path: Pa
     assert summarise(cells, "geneval")[0]["measured"] == "here and published"
 
 
-@pytest.mark.parametrize("file", ["race.json", "race_graded.json", "race_2026.json"])
+@pytest.mark.parametrize("file", ["race.json", "race_graded.json"])
 def test_a_fresh_clone_reports_the_published_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert not RUNS.exists()

@@ -26,7 +26,7 @@ from deploy.api.rewards import BODIES_HELD, make_app
 from deploy.api.scorer_process import ScorerProcess
 from deploy.cli.rewards import wanted_scorers
 from protocol.errors import ConfigError, ContractError, PromptError, ScorerError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Metadata, Prompt, Scores
 from rewards.http import remote as remote_module
 from rewards.http.wire import JSON, MSGPACK, Item, ScoreCall, ScoreReply, read_message, write_message

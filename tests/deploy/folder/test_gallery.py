@@ -15,7 +15,7 @@ from deploy.monitor.journal import RunJournal
 from deploy.monitor.progress import Progress
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import EvaluationConfig
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Prompt
 
 

@@ -7,20 +7,29 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deploy.tools.estimate import estimate, pass_cost, shared_memory
 from deploy.tools.fake_memory import CostMeter
 from flow.models.families import ATTENTION
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
+from flow.models.load import load_backbone
 from flow.models.located import adapter_config
 from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Prompt, ShardRequest
-from tests.support.worlds.tiny_models import write_flux
-from tests.support.worlds.tiny_qwen import write_flux2_klein, write_qwen_image, write_qwen_image_21, write_z_image
+from tests.support.worlds.tiny_models import write_flux, write_kontext
+from tests.support.worlds.tiny_qwen import (
+    write_flux2_klein,
+    write_qwen_edit_plus,
+    write_qwen_image,
+    write_qwen_image_21,
+    write_z_image,
+)
 
 Config = Callable[..., RunConfig]
 
@@ -156,6 +165,28 @@ def test_every_family_is_estimated_as_it_runs(tiny_config: Config, tmp_path: Pat
     assert found.learner["forward and backward"] == pytest.approx(real, rel=0.1)
 
 
+def test_condition_images_are_counted_as_tokens_and_in_the_cache(tiny_config: Config, tmp_path: Path) -> None:
+    """A VAE of scale 2 and tokens of 2 x 2 latents: 64 tokens for 32 x 32 pixels, 256 for 64 x 64."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    condition = condition_of(tmp_path / "a.png")
+    settings = {"height": 16, "width": 16, "max_sequence_length": 4, "lora": {"targets": None}}
+    flops = []
+    for side in (32, 64):
+        model = {**settings, "path": str(write_kontext(tmp_path / "kontext")), "condition_side": side}
+        config = tiny_config(model=model)
+        found = estimate(config)
+        held = load_backbone(config.model).encode("a cat", (condition,)).tensors
+        assert found.embedding == 4 * sum(each.numel() for each in held.values())
+        assert held["condition_00"].shape == (1, 4, side // 2, side // 2)
+        flops.append(found.evaluations.forward_flops)
+    assert flops[1] > 2.5 * flops[0]
+    config = tiny_config(model={**settings, "path": str(write_qwen_edit_plus(tmp_path / "qwen")), "condition_side": 32})
+    one, two = (estimate(config, conditions=number) for number in (1, 2))
+    # 64 tokens of 16 numbers, and those that Qwen2.5-VL reads of 384 x 384 pixels, 14 a side, of 8 numbers.
+    assert two.embedding - one.embedding == 4 * (64 * 16 + 14 * 14 * 8)
+    assert two.evaluations.forward_flops > 1.5 * one.evaluations.forward_flops
+
+
 def test_the_cost_of_a_gradient_is_counted_and_checkpointing_adds_about_a_forward(tiny_config: Config) -> None:
     def cost(**settings: Any) -> float:
         backbone: Any = build_policy(configured(tiny_config, **settings), device="cpu")[0].backbone
@@ -271,6 +302,15 @@ def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None
     learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}
     assert shared_memory(rollout, learner, offload=False) == 78 + 92
     assert shared_memory(rollout, learner, offload=True) == 92 + 8
+
+
+def test_one_process_for_both_sides_has_the_model_once_and_the_larger_of_their_steps(tiny_config: Config) -> None:
+    bundle = {"rollout_actors": 1, "rollout": {"gpus": 0.5}, "learner": {"gpus": 0.5}}
+    two, one = (estimate(tiny_config(cluster={**bundle, "layout": layout})) for layout in ("colocated", "joint"))
+    once = sum(two.rollout[part] for part in ("context", "transformer", "VAE", "text encoders"))
+    step = min(two.rollout["largest step"], two.learner["forward and backward"])
+    assert one.shared == two.shared - once - step
+    assert one.rollout == two.rollout and "transformer" not in one.learner
 
 
 def test_an_estimate_says_what_a_colocated_bundle_takes(tiny_config: Config) -> None:

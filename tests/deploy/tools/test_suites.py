@@ -27,7 +27,11 @@ from protocol.errors import ConfigError, PromptError, ScorerError
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
 from rewards.editing.answers import require_judge
+from rewards.editing.judge import RELEASED
+from rewards.images import encode_png
+from tests.support.rewards.reward_servers import Answer, Asked, http_server
 from tests.support.runs.long import a_long_run
+from tests.support.worlds.tiny_models import write_kontext
 
 DPG = """item_id,text,proposition_id,dependency,tuple,question_natural_language
 a,A dog in the rain,1,0,entity - whole (dog),Is there a dog?
@@ -215,3 +219,51 @@ def test_an_editing_suite_names_its_judge_and_the_release_s_words(
         assert reward.args["judge"]["url"] == "http://127.0.0.1:9/v1" and reward.args["judge"]["model"].startswith(
             "gpt"
         )
+
+
+def test_gedit_edits_with_a_model_and_asks_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge says [8, 6] to the two images of an edit and [9, 7] to the edited one: 6, 7 and their root."""
+    model, home = write_kontext(tmp_path / "kontext"), tmp_path / "cache" / "gedit"
+    (home / "images").mkdir(parents=True)
+    lines = []
+    for tag in ("en/color_alter", "cn/color_alter"):
+        name = f"images/{tag[:2]}.png"
+        (home / name).write_bytes(encode_png(np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)))
+        lines.append(json.dumps({"prompt": "Make it red.", "image": name, "tag": tag}) + "\n")
+    (home / "heldout_prompts.jsonl").write_text("".join(lines))
+    words = "".join(f"{name} = 'words'\n" for names in RELEASED.values() for name in names)
+    (home / "vie_prompts.py").write_text(words)
+    monkeypatch.setattr(suites, "CACHE", tmp_path / "cache")
+    template = Source("https://example.org/vie_prompts.py", sha256=_sha256(words))
+    monkeypatch.setitem(SUITES, "gedit", replace(GEDIT, template=template))
+
+    def answer(asked: Asked) -> Answer:
+        shown = len(json.loads(asked.body)["messages"][0]["content"]) - 1 if asked.body else 0
+        text = {0: "", 1: "[9, 7]", 2: "[8, 6]"}[shown]
+        return 200, "application/json", json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+
+    small = {
+        "model.path": model,
+        "model.dtype": "float32",
+        "model.height": 32,
+        "model.width": 48,
+        "model.condition_side": 32,
+        "model.max_sequence_length": 8,
+        "model.lora.rank": 4,
+        "model.embedding_cache": "null",
+        "cluster.layout": "separate",
+        "cluster.offload": "false",
+        "cluster.rollout.gpus": 0,
+        "cluster.learner.gpus": 0,
+        "evaluation.steps": 2,
+        "evaluation.batch": 2,
+    }
+    with http_server(answer) as (url, _):
+        given = [f"{key}={value}" for key, value in small.items()]
+        given.append(f"rewards.gedit.args.judge.url={url}/v1")
+        done = CliRunner().invoke(app, ["eval", "flux_pickscore", "--suite", "gedit", *given, "--local", "--json"])
+    assert done.exit_code == 0, done.output
+    (only,) = json.loads(done.stdout)["results"]
+    assert only["by_family"] == {"en": pytest.approx(42**0.5, abs=1e-4), "cn": pytest.approx(42**0.5, abs=1e-4)}
+    assert [only["parts"][f"gedit/{part}"]["en"] for part in ("semantics", "quality")] == [6, 7]
+    assert (only["images"], only["missing"]) == (2, 0)

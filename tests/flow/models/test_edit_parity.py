@@ -27,14 +27,14 @@ from flow.rollout import generate, rollout_shard
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Condition, GenerateRequest, Prompt, ShardRequest
-from tests.flow.models.test_half_parity import BOUND, difference
 from tests.support.learning.groups import far_from_fresh, log_probs_of
 from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.pipelines import EDITING
+from tests.support.worlds.tensors import difference
 
-STEPS = 2
+STEPS, BOUND = 2, 0.02
 TEXT, NEGATIVE = "make it red", "blurry"
 SEVERAL = "qwen_image_edit_plus", "flux2_klein"
 """The families whose prompts may have several images."""
@@ -63,8 +63,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def picture(folder: Path, width: int, height: int) -> Condition:
-    """A picture of smooth noise, which a wrong way of resizing would change."""
+def image_file(folder: Path, width: int, height: int) -> Condition:
+    """An image of smooth noise, which a wrong way of resizing would change."""
     path = folder / f"{width}x{height}.png"
     few = np.random.default_rng(width).integers(0, 256, (5, 7, 3), np.uint8)
     Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC).save(path)
@@ -91,7 +91,7 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
 ) -> None:
     side, (height, width) = EDITING[name], size
     backbone = backbone_of(folder, height=height, width=width)
-    conditions = tuple(picture(tmp_path, *each) for each in (sides, (33, 20))[: 1 + (name in SEVERAL)])
+    conditions = tuple(image_file(tmp_path, *each) for each in (sides, (33, 20))[: 1 + (name in SEVERAL)])
     initial = normal("initial", shape=(1, *backbone.latent_shape))
     drawn = partial(ode_latents, backbone, initial, steps=STEPS, guidance=guidance, text=TEXT, negative=NEGATIVE)
     found = drawn(conditions=conditions)
@@ -103,7 +103,7 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
         torch.testing.assert_close(mine, other, rtol=most, atol=most)
     levels = made.astype(np.float64) * 255
     assert np.abs(backbone.decode(found[-1]) - levels).max() <= 0.5 + (1e-3 if guidance == 1 else 1)
-    other = drawn(conditions=(picture(tmp_path, 33, 24), *conditions[1:]))
+    other = drawn(conditions=(image_file(tmp_path, 33, 24), *conditions[1:]))
     assert not torch.allclose(found[-1], other[-1], atol=1e-2), "the condition acts"
 
 
@@ -111,7 +111,7 @@ def test_latents_after_every_step_and_images_equal_the_pipeline_s(
 def test_the_last_latents_are_those_of_the_pipeline_in_the_same_dtype(
     name: str, folder: Path, tmp_path: Path, small: None, device: str, dtype: str, guidance: float
 ) -> None:
-    side, conditions = EDITING[name], (picture(tmp_path, 40, 24),)
+    side, conditions = EDITING[name], (image_file(tmp_path, 40, 24),)
     pipeline = side.load(folder, getattr(torch, dtype)).to(device)
     backbone = backbone_of(folder, dtype=dtype, height=16, width=12, device=device)
     initial = normal("initial", shape=(1, *backbone.latent_shape)).to(device)
@@ -125,7 +125,7 @@ class SizesSeenError(Exception):
     """Ends a pipeline that has resized its images."""
 
 
-def test_a_picture_is_resized_as_by_the_pipeline(
+def test_an_image_is_resized_as_by_the_pipeline(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the pipelines' own sizes of some megapixel, with the VAE's real scale."""
@@ -151,7 +151,7 @@ def test_a_picture_is_resized_as_by_the_pipeline(
     monkeypatch.setattr(pipeline, "encode_prompt", encoded)
     monkeypatch.setattr(pipeline, "prepare_latents", enough)
     for sides in ((300, 170), (64, 512), (1000, 1000), (2017, 1513)):
-        image = images([picture(tmp_path, *sides)])
+        image = images([image_file(tmp_path, *sides)])
         size = backbone.condition_size(*sides, side=1024, sizes=sizes)
         ours = backbone.prepared(pipeline, image, size, sizes)
         monkeypatch.setattr(pipeline.image_processor, "preprocess", resized)
@@ -166,7 +166,7 @@ def test_prompts_whose_images_differ_in_size_are_made_in_one_request_as_alone(
     name: str, folder: Path, tmp_path: Path, small: None
 ) -> None:
     policy = FlowPolicy(backbone_of(folder), SamplingConfig(steps=STEPS), guidance=1.0)
-    wide, square = picture(tmp_path, 60, 24), picture(tmp_path, 32, 32)
+    wide, square = image_file(tmp_path, 60, 24), image_file(tmp_path, 32, 32)
     prompts = [Prompt(index=index, text=TEXT, conditions=(each,)) for index, each in enumerate((wide, square, wide))]
 
     def made(*asked: Prompt) -> np.ndarray:
@@ -191,7 +191,7 @@ def test_prompts_whose_images_differ_in_size_are_made_in_one_request_as_alone(
 def test_a_plain_pipeline_with_the_saved_lora_makes_the_same_image(
     name: str, folder: Path, tmp_path: Path, small: None
 ) -> None:
-    side, conditions = EDITING[name], (picture(tmp_path, 24, 32),)
+    side, conditions = EDITING[name], (image_file(tmp_path, 24, 32),)
     backbone = backbone_of(folder)
     initial = normal("initial", shape=(1, *backbone.latent_shape))
     drawn = partial(ode_latents, backbone, initial, steps=STEPS, guidance=1.0, text=TEXT, negative=NEGATIVE)
@@ -228,7 +228,7 @@ def test_log_probs_are_replayed_bit_for_bit(
     adapter = far_from_fresh(lora.export(version=0))
     for each in (lora, other):
         each.load(adapter)
-    prompt = Prompt(index=1, text=TEXT, negative=NEGATIVE, conditions=(picture(tmp_path, 30, 40),))
+    prompt = Prompt(index=1, text=TEXT, negative=NEGATIVE, conditions=(image_file(tmp_path, 30, 40),))
     request = ShardRequest(
         iteration=1, group=1, prompt=prompt, first_member=2, members=2, adapter_version=0, adapter_digest=""
     )

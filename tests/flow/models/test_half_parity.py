@@ -17,6 +17,7 @@ from flow.models.load import load_backbone
 from protocol.config.model import ModelConfig
 from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.pipelines import SIDES
+from tests.support.worlds.tensors import difference
 
 STEPS, BOUND = 4, 0.02
 TEXT, OTHER, NEGATIVE = "a red circle", "two blue squares and", "blurry"
@@ -61,8 +62,3 @@ def test_the_last_latents_are_those_of_the_pipeline_in_the_same_dtype(
         allowed = max(BOUND, 2 * difference(expected[:1], theirs(initial[:1], prompts[:1])))
     assert difference(found, expected) <= allowed
     assert difference(found, initial) > 0.2, "the steps lead somewhere"
-
-
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative L2."""
-    return ((found.float() - expected.float()).norm() / expected.float().norm()).item()

@@ -10,13 +10,18 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from deploy.tools.fake_memory import FORMULAS
+from flow.adapter.lora import Lora
 from flow.maths.noise import normal
 from flow.models.load import load_backbone
+from flow.models.located import adapter_config
 from flow.models.pipeline import PipelineBackbone
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, NonFiniteError
+from tests.support.worlds.architectures import ARCHITECTURES, model_of
 from tests.support.worlds.pipelines import SIDES
 
 
@@ -135,3 +140,28 @@ def test_a_back_end_whose_bits_cannot_be_repeated_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"model.attention: .*'{back_end}'"):
         tiny_config(model={"path": "none", "attention": back_end})
+
+
+class Products(TorchDispatchMode):
+    """Notes the dtypes of products and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in FORMULAS:
+            self.dtypes.add(next(each.dtype for each in args if isinstance(each, torch.Tensor)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_in_half_precision_no_product_is_left_in_float32(tmp_path: Path, name: str) -> None:
+    """So TF32 has nothing to make faster, in a forward or a backward, with an adapter whose weights are float32."""
+    model = ModelConfig.model_validate(model_of(name, "bfloat16", tmp_path))
+    backbone = load_backbone(model)
+    Lora(backbone.transformer, adapter_config(model), seed=0)
+    latents = torch.randn(2, *backbone.latent_shape)
+    with Products() as products:
+        backbone.velocity(latents, torch.full((2,), 0.5), backbone.example(2)).square().sum().backward()
+    assert products.dtypes == {torch.bfloat16}

@@ -365,6 +365,7 @@ def test_lanes_belong_to_a_run_and_workers_do_not():
 
 
 PAIRS: dict[str, Any] = {"layout": "colocated", "rollout_actors": 2, "learner": {"workers": 2}}
+JOINT: dict[str, Any] = {**PAIRS, "layout": "joint"}
 
 
 @pytest.mark.parametrize(
@@ -391,6 +392,12 @@ PAIRS: dict[str, Any] = {"layout": "colocated", "rollout_actors": 2, "learner": 
             "got {'pool': 'a'}, default and {}, default",
         ),
         ({"cluster": {"offload": True}}, "cluster.offload needs cluster.layout colocated, got separate"),
+        ({"cluster": {**JOINT, "offload": True}}, "cluster.offload needs cluster.layout colocated, got joint"),
+        ({"cluster": {**JOINT, "rollout": {"threads": 2}}}, "equal threads and gpus .* got 2, 0 and 1, 0"),
+        (
+            {"cluster": {**JOINT, "rollout": {"gpus": 0.75}, "learner": {"workers": 2, "gpus": 0.75}}},
+            "must be a whole number above 1, got 1.5",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_in_one_line(sections: dict[str, Any], rule: str) -> None:
@@ -401,12 +408,18 @@ def test_a_layout_that_cannot_be_is_refused_in_one_line(sections: dict[str, Any]
 
 def test_a_layout_changes_no_result_and_its_sides_take_turns() -> None:
     alone = {"rule": "gains", "values": "raw", "scale": "prompt"}
-    separate, colocated = (
-        parse_config({**TREE, "credit": alone, "cluster": cluster}) for cluster in ({}, {**PAIRS, "offload": True})
+    separate, *others = (
+        parse_config({**TREE, "credit": alone, "cluster": each}) for each in ({}, {**PAIRS, "offload": True}, JOINT)
     )
     assert (separate.trains_early, separate.overlaps) == (True, True)
-    assert (colocated.trains_early, colocated.overlaps) == (False, False)
-    assert separate.outcome_fields() == colocated.outcome_fields()
+    for other in others:
+        assert (other.trains_early, other.overlaps) == (False, False)
+        assert separate.outcome_fields() == other.outcome_fields()
+
+
+def test_a_joint_process_may_have_several_gpus() -> None:
+    sides = {"rollout": {"gpus": 1}, "learner": {"workers": 2, "gpus": 1}}
+    assert parse_config({**TREE, "cluster": {**JOINT, **sides}}).cluster.joint_role.gpus == 2
 
 
 @pytest.mark.parametrize("key", ["iterations", "group.max_lag", "learner.kl.weight", "model.guidance", "learner.lanes"])

@@ -1,8 +1,13 @@
-"""Random tensors of layers by name, and the formulas of layers as plain float64 products, for oracles of networks."""
+"""How far tensors differ, random tensors of layers by name, and formulas of layers as float64 products, for oracles."""
 
 from typing import Any
 
 import torch
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative L2."""
+    return ((found.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 def add_linear(state: dict[str, Any], name: str, outputs: int, inputs: int, *, has_bias: bool = True) -> None:

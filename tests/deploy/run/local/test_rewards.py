@@ -11,7 +11,7 @@ from PIL import Image
 
 from deploy.run.local import LocalFleet
 from protocol.errors import PromptError, RewardError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.sink import StatusSink
 from rewards.scores import partly

@@ -16,7 +16,7 @@ from deploy.tools.prompts import edits
 from deploy.tools.prompts.sets import SETS, Source, fetch, fetch_set
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
-from protocol.ground.pictures import read_picture
+from protocol.ground.condition_images import read_condition
 from protocol.prompts import read_prompts
 from rewards.images import encode_png
 from tests.support.services.files import Server, serving
@@ -32,7 +32,7 @@ def sha256_of(data: bytes) -> str:
 def prompts_of(path: Path) -> list[Any]:
     found = read_prompts(DataConfig(train=str(path), heldout=str(path), tags=()), str(path))
     return [
-        (each.text, each.metadata, *(int(read_picture(condition)[0, 0, 0]) for condition in each.conditions))
+        (each.text, each.metadata, *(int(read_condition(condition)[0, 0, 0]) for condition in each.conditions))
         for each in found
     ]
 

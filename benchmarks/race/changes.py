@@ -1,7 +1,7 @@
-"""Why does the score of `stepwise_tree` fall between two evaluations? One thing changed at a time, evaluated often.
+"""One change of `stepwise_tree` at a time: why does its score fall between two evaluations, and what does NormGuard do?
 
-    python -m benchmarks.race.steadiness run                                          # resumable
-    python -m benchmarks.race.steadiness report --out docs/results/steadiness.json    # table and JSON
+    python -m benchmarks.race.changes run                                       # resumable
+    python -m benchmarks.race.changes report --out docs/results/changes.json    # table and JSON
 
 Every evaluation has the same prompts and noise. The images of each prompt are split into two halves: what both halves
 show is a change of the policy; by what the halves differ is the noise of the images.
@@ -20,22 +20,26 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.clock import cpu_clock
+from benchmarks.race.finals import SECOND
 from benchmarks.race.race import Cell, rounded, run_cell
 from benchmarks.race.variants import MEAN
 from deploy.folder.heldout import HeldoutScores, read_heldout
+from deploy.folder.read import lines_of
 from protocol.ground.files import write_whole
 
-RUNS = Path("runs/steadiness")
+RUNS = Path("runs/race_changes")
 CELL = Cell("stepwise_tree", 7, "geneval")
+RATIO = "train/velocity_norm_ratio_mean"
 ITERATIONS, EVERY, IMAGES = 24, 3, 12
 VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "as raced": (),
+    "as raced": ("learner.norm_guard=1e-9",),  # so little only shows the ratio of the norms
+    **{f"NormGuard {weight}": (f"learner.norm_guard={weight}",) for weight in (0.1, 0.3, 0.03)},
     "half the learning rate": ("learner.learning_rate=1e-3",),
     "one update an iteration": ("learner.updates_per_iteration=1",),
     "24 groups": ("group.per_iteration=24",),
     "a running mean is evaluated": MEAN,
     "groups of 36": ("group.size=36",),
-    "plain images, not pairs: stepwise_fast": ("method=stepwise_fast",),
+    "stepwise_fast": ("method=stepwise_fast",),
 }
 """Config keys by variant. The race has 12 groups of 24, two updates and the rate 2e-3."""
 
@@ -48,11 +52,12 @@ def halves_of(evaluations: Sequence[HeldoutScores]) -> Float[np.ndarray, "2 E"]:
     return np.array([np.mean([half[:, tags == tag].mean((1, 2)) for tag in set(tags)], axis=0) for half in halves])
 
 
-def row_of(evaluations: Sequence[HeldoutScores]) -> dict[str, Any]:
+def row_of(evaluations: Sequence[HeldoutScores], lines: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return the figures of one run: its scores, its deepest fall, and how much of its changes is noise.
 
     The half-difference of the two halves' changes has the std of the whole change's noise.
     """
+    ratios = [line[RATIO] for line in lines if RATIO in line]
     halves = halves_of(evaluations)
     scores = halves.mean(0)
     peaks = np.maximum.accumulate(scores)
@@ -65,6 +70,8 @@ def row_of(evaluations: Sequence[HeldoutScores]) -> dict[str, Any]:
         "last_three": float(scores[-3:].mean()),
         "deepest_fall": float(scores[high] - scores[low]),
         "in_each_half": (halves[:, high] - halves[:, low]).tolist(),
+        "second_scorer": float(evaluations[-1].table("second").mean()),
+        "velocity_norm_ratio": ratios[-1] if ratios else None,
         "std_of_changes": float(np.diff(scores).std()),
         "std_of_their_noise": float(np.sqrt(np.mean(np.square(np.diff(halves[0] - halves[1]) / 2)))),
     }
@@ -85,7 +92,7 @@ def run(
     with cpu_clock():
         for number, (name, keys) in enumerate(VARIANTS.items()):
             if not only or name in only:
-                extra = (f"evaluation.images_per_prompt={IMAGES}", *keys)
+                extra = (f"evaluation.images_per_prompt={IMAGES}", SECOND["geneval"][0], *keys)
                 run_cell(
                     "toy_geneval",
                     CELL,
@@ -103,14 +110,15 @@ def report(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = RUNS,
 ) -> None:
     """Write the figures of all runs, and print the table."""
-    found = {name: read_heldout(runs / str(at) / CELL.folder) for at, name in enumerate(VARIANTS)}
-    rows = {name: row_of(evaluations) for name, evaluations in found.items() if len(evaluations) > 1}
+    folders = {name: runs / str(at) / CELL.folder for at, name in enumerate(VARIANTS)}
+    found = {name: read_heldout(folder) for name, folder in folders.items()}
+    rows = {name: row_of(each, lines_of(folders[name])) for name, each in found.items() if len(each) > 1}
     write_whole(out, json.dumps(rounded(rows), indent=1) + "\n")
-    shown = ("end", "last_three", "deepest_fall", "in_each_half", "std_of_changes", "std_of_their_noise")
+    shown = [key for key in next(iter(rows.values())) if key not in ("iterations", "scores")]
     table = Table("variant", *(name.replace("_", " ") for name in shown), box=MARKDOWN)
     for name, row in rows.items():
-        values = [row[key] for key in shown]
-        table.add_row(name, *(", ".join(f"{x:.3f}" for x in np.atleast_1d(value)) for value in values))
+        values = [() if row[key] is None else np.atleast_1d(row[key]) for key in shown]
+        table.add_row(name, *(", ".join(f"{each:.3f}" for each in value) for value in values))
     Console(width=160).print(table)
 
 

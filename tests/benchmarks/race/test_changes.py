@@ -1,4 +1,4 @@
-"""The benchmark of steadiness: every variant is a whole config, and what a change owes to the policy."""
+"""Changes of one method: every variant is a whole config, and what a change owes to the policy."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.race.changes import CELL, VARIANTS, app, row_of
 from benchmarks.race.race import cell_config
-from benchmarks.race.steadiness import CELL, VARIANTS, app, row_of
 from deploy.folder.heldout import HeldoutScores
 
 
@@ -27,6 +27,7 @@ def evaluation(iteration: int, *rows: list[float]) -> HeldoutScores:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_is_a_whole_config(variant: str) -> None:
     config = cell_config("toy_geneval", CELL, iterations=2, every=1, extra=VARIANTS[variant])
+    assert (config.learner.norm_guard > 0) == (variant == "as raced" or "NormGuard" in variant)
     assert config.sampling.splits == (() if "stepwise_fast" in variant else (0.6,))
 
 

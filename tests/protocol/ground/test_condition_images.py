@@ -12,10 +12,10 @@ from PIL import Image
 
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
-from protocol.ground import pictures
-from protocol.ground.pictures import read_picture
+from protocol.ground import condition_images
+from protocol.ground.condition_images import read_condition
 from protocol.messages import Condition, Prompt
-from protocol.prompts import read_prompts
+from protocol.prompts import overlap, read_prompts
 
 RAMP = np.arange(16 * 24 * 3, dtype=np.uint8).reshape(16, 24, 3)
 
@@ -35,8 +35,8 @@ def test_a_line_names_one_image_or_several_from_the_folder_of_its_file(tmp_path:
     assert one.conditions == (Condition(path=str(tmp_path / "images" / "a.png"), sha256=sha256),)
     assert one.metadata == {"tag": "color"}
     two = read(tmp_path, images=["b.webp", str(tmp_path / "images" / "a.png")])
-    assert [read_picture(each).shape for each in two.conditions] == [(8, 24, 3), (16, 24, 3)]
-    np.testing.assert_array_equal(read_picture(two.conditions[1]), RAMP)
+    assert [read_condition(each).shape for each in two.conditions] == [(8, 24, 3), (16, 24, 3)]
+    np.testing.assert_array_equal(read_condition(two.conditions[1]), RAMP)
 
 
 def test_pixels_are_turned_as_exif_says_and_have_no_alpha(tmp_path: Path) -> None:
@@ -44,7 +44,16 @@ def test_pixels_are_turned_as_exif_says_and_have_no_alpha(tmp_path: Path) -> Non
     exif[0x0112] = 6  # turn by 270 degrees
     rgba = np.dstack([RAMP, np.zeros((16, 24), np.uint8)])
     Image.fromarray(rgba).save(tmp_path / "a.png", exif=exif)
-    np.testing.assert_array_equal(read_picture(read(tmp_path, image="a.png").conditions[0]), np.rot90(RAMP, -1))
+    np.testing.assert_array_equal(read_condition(read(tmp_path, image="a.png").conditions[0]), np.rot90(RAMP, -1))
+
+
+def test_one_instruction_for_two_images_is_two_prompts(tmp_path: Path) -> None:
+    prompts = []
+    for number in range(2):
+        Image.fromarray(RAMP[number:]).save(tmp_path / f"{number}.png")
+        prompts.append(read(tmp_path, image=f"{number}.png"))
+    assert overlap(prompts[:1], prompts[1:]) is None
+    assert "1 of 2" in str(overlap(prompts[:1], prompts))
 
 
 def test_an_image_that_changes_after_the_prompts_were_read_is_refused(tmp_path: Path) -> None:
@@ -52,7 +61,7 @@ def test_an_image_that_changes_after_the_prompts_were_read_is_refused(tmp_path: 
     (condition,) = read(tmp_path, image="a.png").conditions
     Image.fromarray(RAMP[::-1]).save(tmp_path / "a.png")
     with pytest.raises(PromptError, match=r"a\.png must not change during a run"):
-        read_picture(condition)
+        read_condition(condition)
     assert read(tmp_path, image="a.png").conditions != (condition,)
 
 
@@ -76,7 +85,7 @@ def test_an_image_that_changes_after_the_prompts_were_read_is_refused(tmp_path: 
 def test_a_line_whose_image_cannot_be_used_is_named(
     tmp_path: Path, line: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "MOST_PIXELS", 400)
+    monkeypatch.setattr(condition_images, "MOST_PIXELS", 400)
     Image.fromarray(RAMP).save(tmp_path / "whole.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:90])
     (tmp_path / "text.png").write_text("no image")

@@ -28,7 +28,7 @@ def condition_of(path: Path) -> Condition:
     return Condition(path=str(path), sha256=hashlib.sha256(data).hexdigest())
 
 
-def read_picture(condition: Condition) -> np.ndarray:
+def read_condition(condition: Condition) -> np.ndarray:
     """Read a condition image, uint8 [H, W, 3]: turned as its EXIF says, without alpha.
 
     Raises:
