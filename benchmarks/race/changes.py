@@ -40,8 +40,10 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "a running mean is evaluated": MEAN,
     "groups of 36": ("group.size=36",),
     "stepwise_fast": ("method=stepwise_fast",),
+    **{f"NormGuard {weight}": (f"learner.norm_guard={weight}",) for weight in (0.01, 0.003)},
+    "groups of 36, norms watched": ("group.size=36", "learner.norm_guard=1e-9"),
 }
-"""Config keys by variant. The race has 12 groups of 24, two updates and the rate 2e-3."""
+"""Config keys by variant, in the order of their folders. The race has 12 groups of 24, two updates, the rate 2e-3."""
 
 
 def halves_of(evaluations: Sequence[HeldoutScores]) -> Float[np.ndarray, "2 E"]:
