@@ -39,7 +39,7 @@ class EditRecipe(BaseModel):
     """Seed of pairs, weights, batches and noise."""
     pairs: int = Field(default=12_000, ge=256)
     """Pairs of images in the pretraining set."""
-    steps: int = Field(default=2_600, ge=1)
+    steps: int = Field(default=5_600, ge=1)
     """Optimizer steps of transformer and text encoders, batch 64."""
 
 

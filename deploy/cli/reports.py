@@ -215,8 +215,10 @@ START = "model.lora.start="
 PRESETS_OF = {
     "StableDiffusion3Pipeline": "sd35_pickscore",
     "FluxPipeline": "flux_pickscore",
+    "FluxKontextPipeline": "kontext_edit",
     "Flux2KleinPipeline": "flux2_klein_pickscore",
     "QwenImagePipeline": "qwen_image_ocr",
+    "QwenImage21Pipeline": "qwen_image_21_pickscore",
     "ZImagePipeline": "z_image_pickscore",
 }
 """The preset that tells how a model folder of each pipeline is sampled."""

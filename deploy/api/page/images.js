@@ -75,6 +75,7 @@ async function drawGallery() {
     if (drawn !== key) return;
     $("gallery-now").textContent = [`${words}; images of ${now.image_height} x ${now.image_width} pixels${now.beside}`, now.change && `since iteration ${iterations[0]}: ${now.change}`].filter(Boolean).join("; ");
     const before = new Map(first.prompts.map((prompt, at) => [prompt, first.scores[at]]));
+    $("gallery").classList.toggle("wide", now.beside !== "");
     $("gallery").replaceChildren(...now.prompts.map((prompt, at) => cell(now, at, iteration === iterations[0] ? undefined : before.get(prompt))));
     const next = iterations[Number($("gallery-at").value) + 1];
     if (next != null) gallery(next).catch(() => null);

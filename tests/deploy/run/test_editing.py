@@ -14,9 +14,15 @@ from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
 from deploy.run.inputs import check_inputs
 from deploy.run.run import run_training
+from flow.rollout import RolloutPolicy
+from learner.update.lanes import Seat
+from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import PromptError
 from protocol.ground.files import ADAPTER_FILE, iteration_name, sha256_of
+from protocol.messages import LearnerState
+from protocol.prompts import read_prompts
+from tests.support.learning.groups import draw_groups, learn, require_exact_ratios
 from tests.support.worlds.tiny_models import write_kontext
 
 
@@ -30,7 +36,7 @@ def configured(
     for number, (height, width) in enumerate([(20, 20), (30, 20), (20, 20)]):
         pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
         Image.fromarray(pixels).save(f"{number}.png")
-        lines.append({"prompt": f"make {number} red", "image": f"{number}.png"})
+        lines.append({"prompt": "make it red", "image": f"{number}.png"})
     Path("edits.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     model = {"path": str(write_kontext(tmp_path / "model")), "height": 16, "width": 16, "condition_side": 16}
 
@@ -42,7 +48,7 @@ def configured(
                 "rewards": {"brightness": {"scorer": "tests.support.rewards.dark:Dark"}},
                 "status": {"board": "off", "trajectories": 0},
                 **more,
-                "model": {**model, "lora": {"targets": ["attn.to_q"]}, **more.get("model", {})},
+                "model": {**model, "lora": {"rank": 4, "alpha": 8, "targets": ["attn.to_q"]}, **more.get("model", {})},
             }
         )
 
@@ -64,6 +70,23 @@ def test_a_run_edits_with_a_ratio_of_1_and_has_the_same_bits_with_a_cache(
         assert "data.train images" in json.loads((run / "inputs.json").read_text())
     assert digests[0] == digests[1]
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 3
+
+
+def test_two_workers_learn_the_bits_of_one(configured: Callable[..., RunConfig]) -> None:
+    config = configured()
+    prompts = read_prompts(config.data, config.data.train)
+    policy, digests = RolloutPolicy(config), []
+    learners = [[Learner(config, seat=Seat(worker, count)) for worker in range(count)] for count in (1, 2)]
+    first = policy.first_adapter()
+    policy.receive(first)
+    groups = draw_groups(policy, config, first, iteration=0, prompts=prompts)
+    for workers in learners:
+        for learner in workers:
+            learner.restore(LearnerState(iteration=0, adapter=first, optimizer={}))
+        require_exact_ratios(learn(config, groups, *workers), config)
+        digests += [learner.adapter().digest for learner in workers]
+    assert len(set(digests)) == 1
+    assert digests[0] != first.digest
 
 
 def test_a_model_that_edits_needs_images_and_another_refuses_them(

@@ -20,7 +20,7 @@ from flow.policy import build_policy
 from flow.rollout import rollout_shard
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
-from protocol.ground.pictures import condition_of
+from protocol.ground.condition_images import condition_of
 from protocol.messages import Prompt, ShardRequest
 from tests.support.worlds.tiny_models import write_flux, write_kontext
 from tests.support.worlds.tiny_qwen import (

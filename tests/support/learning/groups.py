@@ -34,11 +34,17 @@ def redness(_: Rollout, images: np.ndarray) -> np.ndarray:
 
 
 def draw_groups(
-    policy: RolloutPolicy, config: RunConfig, adapter: Adapter, *, iteration: int, judge: Judge = redness
+    policy: RolloutPolicy,
+    config: RunConfig,
+    adapter: Adapter,
+    *,
+    iteration: int,
+    judge: Judge = redness,
+    prompts: Sequence[Prompt] = PROMPTS,
 ) -> list[ScoredGroup]:
     groups = []
     for group in range(config.group.per_iteration):
-        prompt, shards = PROMPTS[group % 2], []
+        prompt, shards = prompts[group % len(prompts)], []
         for first in range(0, config.group.size, config.group.shard):
             request = ShardRequest(
                 iteration=iteration,
