@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from actors.joint import JointActor, JointProcesses
+from flow.models.load import FrozenModel
 from protocol.config.run import RunConfig
 
 Config = Callable[..., RunConfig]
 JOINT = {"layout": "joint", "rollout_actors": 1}
 
 
-def test_a_process_has_one_model_for_both_sides(tiny_config: Config) -> None:
+def test_a_process_reads_its_model_once_for_both_sides(monkeypatch: pytest.MonkeyPatch, tiny_config: Config) -> None:
+    """`tests/flow/models/test_frozen.py` shows what the two share."""
+    read: list[FrozenModel] = []
+    monkeypatch.setattr("actors.joint.FrozenModel", lambda *facts: read.append(FrozenModel(*facts)) or read[-1])
     actor_class: Any = JointActor
     actor = actor_class.__ray_metadata__.modified_class(tiny_config(cluster=JOINT))
-    facts = actor.prepare()
-    assert actor.prepare_learner() == facts
-    sides = (actor._policy, actor._learner)
-    rolling, learning = (dict(side._policy.backbone.transformer.named_parameters()) for side in sides)
-    own = {name for name in rolling if rolling[name] is not learning[name]}
-    assert own and own == {name for name in rolling if "lora_" in name}
+    assert actor.prepare() == actor.prepare_learner()
+    assert len(read) == 1
 
 
 def test_a_role_begins_in_the_newest_process_that_has_not_taken_it(
