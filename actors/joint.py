@@ -29,13 +29,13 @@ class JointActor(RollingOut, Learning):
 
     def prepare(self) -> dict[str, str]:
         """Load what a rollout needs, like a rollout actor."""
-        return self._load(*self._held())
+        return self._load_policy(*self._model())
 
     def prepare_learner(self) -> dict[str, str]:
         """Load what the learner needs, like a learner worker."""
-        return self._begin(*self._held())
+        return self._load_learner(*self._model())
 
-    def _held(self) -> tuple[str, FrozenModel]:
+    def _model(self) -> tuple[str, FrozenModel]:
         role = self._config.cluster.joint_role
         device = take_device(role)
         self._frozen = self._frozen or FrozenModel(self._config.model, devices_of(role))

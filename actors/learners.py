@@ -63,10 +63,11 @@ class Learning(Alive):
     def prepare(self) -> dict[str, str]:
         """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
         role = self._config.cluster.learner
+        device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
-        return self._begin(take_device(role), frozen)
+        return self._load_learner(device, frozen)
 
-    def _begin(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
+    def _load_learner(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
         self._learner = Learner(self._config, device=device, frozen=frozen, fetch=self._fetch)
         return computing_facts(device) | file_digests(self._config.own_functions)
 

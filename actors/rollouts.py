@@ -53,10 +53,11 @@ class RollingOut(Alive):
         In the constructor, Ray would turn a user's mistake into a dead actor.
         """
         role = self._config.cluster.rollout
+        device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
-        return self._load(take_device(role), frozen)
+        return self._load_policy(device, frozen)
 
-    def _load(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
+    def _load_policy(self, device: str, frozen: FrozenModel | None) -> dict[str, str]:
         self._policy = RolloutPolicy(self._config, device=device, frozen=frozen)
         return computing_facts(device)
 

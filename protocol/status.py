@@ -24,8 +24,8 @@ ActorState = Literal["waiting", "starting", "idle", "busy", "ended"]
 
 
 FIXED_SIZE = (
-    "its size is fixed, since the run is one process (--local) or has cluster.layout colocated: stop it and go on with"
-    " other sizes in its config"
+    "its size is fixed, since the run is one process (--local) or has cluster.layout colocated or joint: stop it and go"
+    " on with other sizes in its config"
 )
 """Why a pool that is not resizable cannot be scaled."""
 
@@ -130,7 +130,7 @@ class PoolStatus(Document):
     busy_share: float | None = None
     """Share of the last iteration's wall time in which its actors worked."""
     is_resizable: bool = True
-    """False in a run with `--local`, and for the bundles of `cluster.layout: colocated`."""
+    """False in a run with `--local`, and for bundles (`cluster.layout`)."""
     held_for: str = ""
     """The role without an actor to which it leaves the room of the cluster meanwhile."""
     trouble: str = ""

@@ -111,10 +111,11 @@ def report(
     out: Annotated[Path, typer.Option(help="JSON file.")],
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = RUNS,
 ) -> None:
-    """Write the figures of all runs, and print the table."""
+    """Write the figures of all runs that have ended, and print the table."""
     folders = {name: runs / str(at) / CELL.folder for at, name in enumerate(VARIANTS)}
     found = {name: read_heldout(folder) for name, folder in folders.items()}
-    rows = {name: row_of(each, lines_of(folders[name])) for name, each in found.items() if len(each) > 1}
+    ended = {name: each for name, each in found.items() if each and each[-1].iteration == ITERATIONS}
+    rows = {name: row_of(each, lines_of(folders[name])) for name, each in ended.items()}
     write_whole(out, json.dumps(rounded(rows), indent=1) + "\n")
     shown = [key for key in next(iter(rows.values())) if key not in ("iterations", "scores")]
     table = Table("variant", *(name.replace("_", " ") for name in shown), box=MARKDOWN)

@@ -206,7 +206,7 @@ def beside_text(kept: Sequence[Kept]) -> str:
     return "".join(names)
 
 
-def side_by_side(kept: Kept) -> np.ndarray:
+def joined(kept: Kept) -> np.ndarray:
     """Return an image with the ones that belong beside it as one image, with a white gap between them."""
     _, images, _ = cell_of("", kept)
     gap = np.full((images[0].shape[0], max(1, images[0].shape[1] // 16), 3), 255, np.uint8)

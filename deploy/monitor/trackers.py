@@ -164,11 +164,11 @@ def shown_gallery(evaluation: Evaluation) -> Iterator[Shown]:
     """Yield the images of an evaluation, each with its prompt and its score."""
     from PIL import Image
 
-    from deploy.folder.gallery import kept_of, side_by_side
+    from deploy.folder.gallery import joined, kept_of
 
     prompts = [prompt.text for prompt, _, _ in evaluation.gallery]
     for index, (prompt, kept) in enumerate(zip(prompts, kept_of(evaluation.gallery), strict=True)):
-        held = Image.fromarray(side_by_side(kept))
+        held = Image.fromarray(joined(kept))
         held.thumbnail((LARGEST * held.width // kept.image.shape[1], LARGEST))
         score = kept.reading
         caption = f"{prompt} ({'no score' if score != score else f'{score:.3f}'})"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tools.prompts.edits import GEDIT_WORDS, IMGEDIT_WORDS
-from deploy.tools.prompts.sets import CACHE, GENEVAL_2_SCRIPT, SETS, Source, fetch, fetch_set
+from deploy.tools.prompts.fetched import Source, fetch
+from deploy.tools.prompts.sets import CACHE, GENEVAL_2_SCRIPT, SETS, fetch_set
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, PromptError, suggest
 

@@ -46,6 +46,7 @@ def test_every_snippet_is_here() -> None:
     held = {name: set(languages) - {"text"} for name, languages in pages.items()}
     assert {name for name, languages in held.items() if languages} == {
         "README.md",
+        "docs/editing.md",
         "docs/method/methods.md",
         "docs/models.md",
         "docs/own.md",
@@ -53,7 +54,7 @@ def test_every_snippet_is_here() -> None:
         "docs/rewards.md",
         "toyworld/README.md",
     }
-    assert set.union(*held.values()) == {"python", "yaml"}
+    assert set.union(*held.values()) == {"json", "python", "yaml"}
 
 
 @pytest.mark.whole
@@ -106,9 +107,9 @@ def test_the_scorer_that_sees_a_group_is_shown_in_a_section_that_a_config_takes(
     assert (read.rewards["wins"].scorer, read.rewards["wins"].sees) == ("win_rate", "group")
 
 
-def test_the_snippet_of_the_toy_world_s_page_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = blocks("toyworld/README.md")
+def test_the_snippets_of_the_toy_world_s_page_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toyworld").symlink_to(ROOT / "toyworld")
     monkeypatch.chdir(tmp_path)
-    run(code, "toyworld/README.md")
-    assert (tmp_path / "circle.png").stat().st_size > 0
+    for code in blocks("toyworld/README.md"):
+        run(code, "toyworld/README.md")
+    assert all((tmp_path / name).stat().st_size > 0 for name in ("circle.png", "edited.png"))

@@ -123,7 +123,7 @@ def model(where: str, family: str, tmp_path_factory: pytest.TempPathFactory) -> 
     if family in ("qwen_image", "qwen_image_21", "z_image"):
         (short,) = (Conditioning.of({EMBEDS: each[:, :3]}) for each in embeddings[PROMPT.negative].tensors.values())
         embeddings[PROMPT.negative] = short
-    backbone.encode = embeddings.__getitem__
+    backbone.encode = lambda text, conditions=(): embeddings[text]
     with torch.no_grad():  # schedule and tables of positions are copied over once
         policy.transition(
             torch.zeros(1, *backbone.latent_shape, device=where),

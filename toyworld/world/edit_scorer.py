@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     over_edit: float
     """Share of all other coloured pixels, before or after, that have another colour now."""
     exact: float
-    """1 if the shapes are those that the instruction asks for, each where it belongs, and no others."""
+    """1 if the shapes are those that the instruction asks for, each where it was, and no others."""
 
 
 class ShapesEdit:
@@ -93,15 +93,15 @@ def judge(
 ) -> Verdict | None:
     """Judge one edited image.
 
-    The edited shape is the one of its class and colour; what replaces it is `NEAR` it. `followed` is
+    The edited shape is the one of its class and colour; what replaces it is near where it was. `followed` is
 
         color     1 if it has the wanted colour, half of it if it has another class now
         replace   1 if it has the wanted class, half of it if it has another colour now
         remove    the share of its pixels that are ground now
         add       the share of class, colour and side that are right, of the best shape that was not there
 
-    Pixels count by the palette colour nearest to them. The edited shape's box may change, and that of the shape
-    that replaced it or was added, with `AROUND` pixels; but never pixels of the other shapes.
+    Pixels count by the palette colour nearest to them. The edited shape's box may change, and that of the shape that
+    replaced it, with `AROUND` pixels; but never pixels of the other shapes.
 
     Args:
         edit: what the instruction asks for.

@@ -130,8 +130,8 @@ def facts(kind: str) -> list[Edit]:
     if kind == "remove":
         return [Edit(kind=kind, label=label, was=was) for label, was in product(SHAPES, COLOURS)]
     if kind == "add":
-        added = product(SHAPES, COLOURS, SIDES)
-        return [Edit(kind=kind, label=label, color=color, side=side) for label, color, side in added]
+        additions = product(SHAPES, COLOURS, SIDES)
+        return [Edit(kind=kind, label=label, color=color, side=side) for label, color, side in additions]
     swaps = product(permutations(SHAPES, 2), COLOURS)
     return [Edit(kind=kind, label=label, was=was, to=to) for (label, to), was in swaps]
 

@@ -102,12 +102,12 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
 
-    from deploy.folder.gallery import beside_text, read_gallery, side_by_side  # it imports matplotlib, rarely needed
+    from deploy.folder.gallery import beside_text, joined, read_gallery  # it imports matplotlib, rarely needed
 
     try:
         held = read_gallery(run / GALLERY, iteration)
         kept = list(held.values())[:MOST_IMAGES]
-        images = [side_by_side(each) for each in kept]
+        images = [joined(each) for each in kept]
         height, width = images[0].shape[:2]
         scale = min(1.0, LARGEST / max(kept[0].image.shape))
         size = max(1, round(width * scale)), max(1, round(height * scale))

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.prompts.sets import Source, fetch
+from deploy.tools.prompts.fetched import Source, fetch
 from protocol.errors import PromptError, one_line
 from protocol.ground.files import write_whole, writing
 

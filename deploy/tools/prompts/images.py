@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from deploy.tools.prompts.sets import Source, fetch
+from deploy.tools.prompts.fetched import Source, fetch
 from protocol.errors import PromptError, one_line
 from protocol.ground.condition_images import condition_of
 from protocol.ground.files import write_whole, writing

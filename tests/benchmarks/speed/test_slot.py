@@ -64,13 +64,6 @@ def require_measured(names: list[str], python: Path, file: Path) -> None:
     assert all(key.removeprefix("attention: ").startswith(lacking) for key in failed), failed
 
 
-@pytest.mark.whole
-@pytest.mark.timeout(1800)
-def test_the_parts_run_on_a_machine_without_a_package_index(tmp_path: Path) -> None:
-    """Two of them: one of kernels, and one that loads a whole model with our packages."""
-    require_measured(["ceilings", "flux"], bare_environment(tmp_path / "bare"), tmp_path / "slot.jsonl")
-
-
 @long_scene
 @pytest.mark.whole
 @pytest.mark.timeout(7200)

@@ -19,7 +19,8 @@ from deploy.report.page import report_of
 from deploy.report.runs import read_runs
 from deploy.tools import suites
 from deploy.tools.evaluate import Assessed, document
-from deploy.tools.prompts.sets import GENEVAL_2_SCRIPT, SETS, PromptSet, Source
+from deploy.tools.prompts.fetched import Source
+from deploy.tools.prompts.sets import GENEVAL_2_SCRIPT, SETS, PromptSet
 from deploy.tools.suites import GEDIT, SUITES, instruction_of, suite_of, words_for
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import EvaluationConfig, RunConfig

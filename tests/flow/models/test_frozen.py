@@ -17,7 +17,12 @@ from tests.support.worlds.architectures import ARCHITECTURES, model_of
 Config = Callable[..., RunConfig]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+FEW = ("sd35", "qwen_image_21")
+
+
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(name, marks=pytest.mark.whole) for name in ARCHITECTURES if name not in FEW)]
+)
 def test_policies_of_a_frozen_model_share_all_but_their_adapters(
     tiny_config: Config, tmp_path: Path, name: str
 ) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from deploy.tools.prompts import edits
-from deploy.tools.prompts.sets import SETS, Source, fetch, fetch_set
+from deploy.tools.prompts.fetched import Source, fetch
+from deploy.tools.prompts.sets import SETS, fetch_set
 from protocol.config.run import DataConfig
 from protocol.errors import PromptError
 from protocol.ground.condition_images import read_condition

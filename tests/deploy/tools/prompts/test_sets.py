@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.tools.prompts import sets as prompt_sets
-from deploy.tools.prompts.sets import SETS, PromptSet, Source, fetch_set
+from deploy.tools.prompts.fetched import Source
+from deploy.tools.prompts.sets import SETS, PromptSet, fetch_set
 from protocol.errors import PromptError
 from tests.support.commands import run_cli
 from tests.support.services.files import Server, serving
