@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,13 +36,13 @@ def test_the_next_run_computes_after_what_an_interrupt_has_left(
     begun, release, order = threading.Event(), threading.Event(), []
 
     class Slow(RolloutPolicy):
-        def __init__(self, config: RunConfig, *, device: str) -> None:
+        def __init__(self, config: RunConfig, **given: Any) -> None:
             if not begun.is_set():
                 begun.set()
                 assert release.wait(PATIENCE_S)
                 torch.use_deterministic_algorithms(mode=True)
             order.append(torch.are_deterministic_algorithms_enabled())
-            super().__init__(config, device=device)
+            super().__init__(config, **given)
 
     async def scene() -> None:
         config = tiny_config(rewards={"a": {"scorer": f"{__name__}:Nothing"}}, evaluation={"component": "reward"})
