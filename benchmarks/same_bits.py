@@ -43,6 +43,8 @@ def runs() -> dict[str, list[list[str]]]:
         "toy_geneval resumed": [["toy_geneval", "iterations=1", "--local"], [*three[0], "--local"]],
         "toy_geneval max_lag=1": [[*three[0], "group.max_lag=1", "group.per_iteration=4", "--local"]],
         "toy_ocr": [["toy_ocr", "iterations=2", "--local"]],
+        "toy_edit": [["toy_edit", "iterations=2", "--local"]],
+        "toy_edit on Ray": [["toy_edit", "iterations=2", "cluster.rollout_actors=3"]],
         "toy_mix": [["toy_mix", "iterations=2", "--local"]],
     }
     for method in method_names():

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from actors.fleet import RayFleet
 from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
 from deploy.run.inputs import check_inputs
@@ -23,6 +24,8 @@ from protocol.ground.files import ADAPTER_FILE, iteration_name, sha256_of
 from protocol.messages import LearnerState
 from protocol.prompts import read_prompts
 from tests.support.learning.groups import draw_groups, learn, require_exact_ratios
+from tests.support.runs.watched import go
+from tests.support.services.local_ray import local_ray
 from tests.support.worlds.tiny_models import write_kontext
 
 
@@ -87,6 +90,22 @@ def test_two_workers_learn_the_bits_of_one(configured: Callable[..., RunConfig])
         digests += [learner.adapter().digest for learner in workers]
     assert len(set(digests)) == 1
     assert digests[0] != first.digest
+
+
+@pytest.mark.ray
+@pytest.mark.whole
+def test_two_actors_and_two_workers_on_ray_learn_the_same_bits(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = configured(model={"embedding_cache": str(tmp_path / "cache")})
+    prompts = read_prompts(config.data, config.data.train)
+    alone = go(config, tmp_path / "alone", prompts=(prompts, prompts))
+    several = configured(
+        model={"embedding_cache": str(tmp_path / "other")},
+        cluster={"rollout_actors": 2, "learner": {"workers": 2}},
+    )
+    with local_ray(6):
+        assert go(several, tmp_path / "ray", prompts=(prompts, prompts), make_fleet=RayFleet) == alone
 
 
 def test_a_model_that_edits_needs_images_and_another_refuses_them(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def go(
     slow_s: float = 0.0,
     fails_at: int = 0,
     waits: bool = True,
+    prompts: tuple[Sequence[Prompt], Sequence[Prompt]] = (TRAIN, HELDOUT),
     make_fleet: Callable[[RunConfig, StatusSink], Fleet] = lambda config, sink: LocalFleet(config),
 ) -> str:
     """One run in this process; `beside` goes on while it does. Returns the digest of the last weights.
@@ -112,8 +113,8 @@ def go(
 
                 await train(
                     config,
-                    prompts=TRAIN,
-                    heldout=HELDOUT,
+                    prompts=prompts[0],
+                    heldout=prompts[1],
                     ports=fleet.ports,
                     journal=journal,
                     stop=stop,
