@@ -17,7 +17,7 @@ PAGES = sorted(
 PROGRAM = r"(?:\w+=\S* )*(?:\S*/)?(?:flowcredit|python3?) (?!-c)|curl "
 NOT_RUN = {
     r"model\.quantize=": "needs the extra package torchao",
-    r"\b(sd35|flux|kontext)_": "needs the weights of a model from the hub",
+    r"\b(sd35|flux2?|kontext|qwen_image|z_image)_": "needs the weights of a model from the hub",
     r"^flowcredit prompts (flow_grpo|\S+\.jsonl)": "needs a network; tests/deploy/tools/prompts has a local one",
     r"--suite ": "needs a network; tests/deploy/tools/test_suites.py has the files in a cache",
     r"--push ": "needs an account of the hub; tests/deploy/cli/test_card.py has a local one",
