@@ -22,6 +22,7 @@ from tests.support.commands import run_cli
 from tests.support.runs.metrics import untimed
 from tests.support.runs.presets import small_preset
 from tests.support.runs.scene import Driver
+from tests.support.scenes import long_scene
 
 pytestmark = pytest.mark.xdist_group("ray")  # all its runs are forks of one warm process
 SMALL = [
@@ -200,6 +201,7 @@ def test_plain_diffusers_pipeline_with_the_lora_draws_the_policys_images(local_r
     np.testing.assert_array_equal(ours, (theirs * 255).round().astype(np.uint8))
 
 
+@long_scene
 @pytest.mark.whole
 @pytest.mark.ray
 def test_a_forward_method_gives_the_same_bits_on_ray_and_in_one_process_and_after_a_stop(start, tmp_path):
