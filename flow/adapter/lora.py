@@ -207,7 +207,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         if not isinstance(base, nn.Linear):
             continue  # a convolution computes as peft has it
         if type(base) is nn.Linear and type(base.weight.data) is torch.Tensor and base.weight.dtype == torch.float32:
-            layer.forward = MethodType(_merged, layer)
+            layer.forward = MethodType(_merged, layer)  # pyrefly: ignore[missing-attribute]
             continue
         # `Branch` casts the adapter, so peft must not cast the activations.
         layer.cast_input_dtype_enabled = False  # pyrefly: ignore[missing-attribute]

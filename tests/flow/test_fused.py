@@ -81,7 +81,7 @@ def adapted(dtype: torch.dtype) -> Any:
 
 def test_a_float32_layer_has_the_value_and_the_gradients_of_scaling_b_a_x() -> None:
     layer = adapted(torch.float32)
-    x, slopes = torch.randn(2, 3, WIDTH, requires_grad=True), torch.randn(2, 3, WIDTH)
+    x, slopes = torch.randn(2, 3, WIDTH, requires_grad=True), torch.randn(2, 3, 2 * WIDTH)
     base, low, high = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
     leaves = [each.detach().double().requires_grad_() for each in (x, low, high)]
     wide, narrow, tall = leaves
