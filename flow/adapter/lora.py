@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from flow.adapter.lora_file import PREFIX, read_foreign_lora
 from protocol.config.model import LoraConfig
@@ -206,7 +207,8 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         base = layer.get_base_layer()
         if not isinstance(base, nn.Linear):
             continue  # a convolution computes as peft has it
-        if type(base) is nn.Linear and type(base.weight.data) is torch.Tensor and base.weight.dtype == torch.float32:
+        is_quantised = is_traceable_wrapper_subclass(base.weight)
+        if type(base) is nn.Linear and base.weight.dtype == torch.float32 and not is_quantised:
             layer.forward = MethodType(_merged, layer)  # pyrefly: ignore[missing-attribute]
             continue
         # `Branch` casts the adapter, so peft must not cast the activations.
