@@ -3,13 +3,15 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from flow.adapter.lora_file import PREFIX, read_foreign_lora
 from protocol.config.model import LoraConfig
@@ -202,17 +204,62 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
                 " matches"
             ) from error
     for layer in _layers(transformer):
-        if not isinstance(layer.get_base_layer(), nn.Linear):
+        base = layer.get_base_layer()
+        if not isinstance(base, nn.Linear):
             continue  # a convolution computes as peft has it
+        is_quantised = is_traceable_wrapper_subclass(base.weight)
+        if type(base) is nn.Linear and base.weight.dtype == torch.float32 and not is_quantised:
+            layer.forward = MethodType(_merged, layer)  # pyrefly: ignore[missing-attribute]
+            continue
         # `Branch` casts the adapter, so peft must not cast the activations.
         layer.cast_input_dtype_enabled = False  # pyrefly: ignore[missing-attribute]
         layer.lora_variant[ADAPTER] = Branch  # pyrefly: ignore[missing-attribute]
 
 
+class Merged(torch.autograd.Function):
+    """x (W + s B A)^T + b of a float32 layer, and its gradients for x, A and B.
+
+    The weights are merged anew in each call, which takes little beside a product with many rows. In half precision they
+    cannot be merged: most of the adapter's numbers are smaller than the rounding of W.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Float[Tensor, "... inputs"],
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Float[Tensor, " outputs"] | None,
+        low: Float[Tensor, "rank inputs"],
+        high: Float[Tensor, "outputs rank"],
+        scaling: float,
+    ) -> Float[Tensor, "... outputs"]:
+        whole = torch.addmm(weight, high, low, alpha=scaling)
+        ctx.save_for_backward(x, whole, low, high)
+        ctx.scaling = scaling
+        return linear(x, whole, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Float[Tensor, "... outputs"]) -> tuple[Tensor | None, ...]:
+        x, whole, low, high = ctx.saved_tensors
+        rows, slopes = x.flatten(0, -2), gradients[0].flatten(0, -2)
+        for_x = (slopes @ whole).view_as(x) if ctx.needs_input_grad[0] else None
+        for_low = ctx.scaling * ((slopes @ high).t() @ rows)
+        for_high = ctx.scaling * (slopes.t() @ (rows @ low.t()))
+        return for_x, None, None, for_low, for_high, None
+
+
+def _merged(layer: Any, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+    base = layer.get_base_layer()
+    if layer.disable_adapters:
+        return base(x)
+    low, high = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    return Merged.apply(x, base.weight, base.bias, low, high, layer.scaling[ADAPTER])
+
+
 class Branch:
     """What an adapter adds to one layer, as a variant of peft's: scaling B A x.
 
-    In half precision its second product adds to the layer's own result, which saves two passes over memory.
+    Its second product adds to the layer's own result, which saves two passes over memory.
     """
 
     @staticmethod
@@ -234,8 +281,6 @@ class Branch:
         """
         scaling: float = module.scaling[active_adapter]
         low, high = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
-        if x.dtype == low.dtype:
-            return result + linear(linear(x, low), high) * scaling
         rows = linear(x.flatten(0, -2), low.to(x.dtype))
         held = result.flatten(0, -2)
         add = held.addmm if torch.is_grad_enabled() else held.addmm_

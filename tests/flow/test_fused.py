@@ -79,11 +79,24 @@ def adapted(dtype: torch.dtype) -> Any:
     return holder["layer"]
 
 
-def test_a_layer_s_adapter_adds_scaling_b_a_x() -> None:
+def test_a_float32_layer_has_the_value_and_the_gradients_of_scaling_b_a_x() -> None:
     layer = adapted(torch.float32)
-    x = torch.randn(2, 3, WIDTH)
-    low, high = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    assert torch.equal(layer(x), layer.base_layer(x) + (x @ low.T) @ high.T * 3.0)
+    x, slopes = torch.randn(2, 3, WIDTH, requires_grad=True), torch.randn(2, 3, 2 * WIDTH)
+    base, low, high = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    leaves = [each.detach().double().requires_grad_() for each in (x, low, high)]
+    wide, narrow, tall = leaves
+    expected = wide @ base.weight.double().T + base.bias.double() + wide @ narrow.T @ tall.T * 3.0
+    made = layer(x)
+    (made * slopes).sum().backward()
+    (expected * slopes).sum().backward()
+    for found, wanted in zip(
+        (made, x.grad, low.grad, high.grad), (expected, *(leaf.grad for leaf in leaves)), strict=True
+    ):
+        assert (found - wanted).norm() < 1e-6 * wanted.norm() and wanted.norm() > 0
+    with torch.no_grad():
+        assert torch.equal(layer(x), made), "with and without a gradient the bits are the same"
+    layer.enable_adapters(enabled=False)
+    assert torch.equal(layer(x), base(x)) and base.weight.grad is None
 
 
 @pytest.mark.parametrize("is_slice", [False, True])

@@ -191,7 +191,8 @@ def test_the_cost_of_a_gradient_is_counted_and_checkpointing_adds_about_a_forwar
     def cost(**settings: Any) -> float:
         backbone: Any = build_policy(configured(tiny_config, **settings), device="cpu")[0].backbone
         forward, both = (pass_cost(backbone, rows, has_gradient=rows == 3) for rows in (1, 3))
-        assert forward.flops == pass_cost(backbone, 3, has_gradient=False).flops, "of one row"
+        of_three = pass_cost(backbone, 3, has_gradient=False).flops
+        assert of_three == pytest.approx(forward.flops, rel=0.02), "of one row; all rows share the merging of weights"
         return both.flops / forward.flops
 
     plain, checkpointed = cost(), cost(gradient_checkpointing=True)

@@ -190,8 +190,9 @@ def test_a_plain_pipeline_with_the_exported_adapter_predicts_what_our_policy_pre
     plain = type(untouched)(
         pipeline, model_of(folder), open_embeddings(model_of(folder), device="cpu"), device=torch.device("cpu")
     )
-    assert torch.equal(mean_of(plain), mean_of(backbone))
-    assert not torch.allclose(mean_of(plain), mean_of(untouched), atol=1e-3)
+    theirs, mine = mean_of(plain), mean_of(backbone)
+    assert (theirs - mine).norm() < 1e-5 * mine.norm(), "peft does not merge"
+    assert not torch.allclose(theirs, mean_of(untouched), atol=1e-3)
     assert [(each.r, each.lora_alpha) for each in pipeline.transformer.peft_config.values()] == [(4, 12)]
 
 

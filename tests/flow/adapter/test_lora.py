@@ -145,7 +145,8 @@ def test_the_written_file_gives_a_plain_pipeline_the_policy_s_velocity(tiny_sd3:
             return_dict=False,
             **backbone.encode("a red circle").repeat(2).tensors,
         )[0]
-    assert torch.equal(output, answer(backbone))
+    mine = answer(backbone)
+    assert (output - mine).norm() < 1e-5 * mine.norm(), "peft does not merge"
     assert not torch.allclose(output, untrained, atol=1e-2)
     adapters = pipeline.transformer.peft_config
     assert [(each.r, each.lora_alpha) for each in adapters.values()] == [(4, 12)]
