@@ -24,6 +24,19 @@ class LoraConfig(Section):
     the base model."""
     revision: str | None = None
     """Branch, tag or commit of a hub id in `start`; only a commit guarantees that the LoRA never changes."""
+    qkv: Literal["separate", "joined"] = "separate"
+    """How the layers of queries, keys and values compute, for both rollout and learner; `joined` takes their matrices A
+    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding."""
+
+    @model_validator(mode="after")
+    def _joins_something(self) -> "LoraConfig":
+        lacking = [each for each in ("to_q", "to_k", "to_v") if not any(name.endswith(each) for name in self.targets or (each,))]
+        if self.qkv == "joined" and lacking:
+            raise ValueError(
+                "model.lora.qkv=joined needs queries, keys and values in model.lora.targets, got no target that ends"
+                f" with {lacking[0]}"
+            )
+        return self
 
 
 class ModelConfig(Section):
