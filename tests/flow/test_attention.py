@@ -144,7 +144,9 @@ def test_a_kernel_whose_gradients_differ_or_that_does_not_run_is_refused(
 
 
 @pytest.mark.parametrize("asked", [{"attention": "flash3"}, {"attention": "cudnn"}, {"norms": "triton"}], ids=str)
-def test_a_kernel_for_a_gpu_is_refused_where_it_cannot_run(asked: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_a_gpu_is_refused_where_it_cannot_run(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ((key, value),) = asked.items()
     with pytest.raises(ValueError, match=f"model.{key}={value} is for half precision, got model.dtype=float32"):
         ModelConfig(path="somewhere", **asked)

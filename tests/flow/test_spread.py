@@ -21,7 +21,7 @@ from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
 from tests.support.learning.groups import iterate
-from tests.support.worlds.architectures import ARCHITECTURES, model_of
+from tests.support.worlds.architectures import ARCHITECTURES, LORA, model_of
 
 Config = Callable[..., RunConfig]
 TWO = ("cpu", "cpu:1")
@@ -50,7 +50,7 @@ def velocity(policy: FlowPolicy, *, seed: int = 0) -> Tensor:
     [
         ("qwen_image", {"forward_batch": 2}),
         ("qwen_image", {"gradient_checkpointing": True}),
-        ("flux", {"gradient_checkpointing": True}),
+        ("flux", {"gradient_checkpointing": True, "lora": {**LORA, "qkv": "joined"}}),
         ("sd35", {"compile": "aot_eager"}),
     ],
 )

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import seconds_of
 from flow.adapter.lora import Joined
+from flow.attention import KERNELS as OURS
 
 SHAPES = {
     "SD3.5, 16 rows": (16, 24, 1229, 64),
@@ -252,29 +253,24 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradi
     return attend, both
 
 
-def _cudnn_then_flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
-    """Let torch's cuDNN attend, and FlashAttention's deterministic backward read its result and log-sums."""
+def _ours(name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
+    """Attend as with `model.attention=NAME`."""
     if mask is not None:
         raise NotImplementedError("a mask")
-    query, key, value = (each.detach() for each in (query, key, value))
+    attend, _ = OURS[name]
 
-    def ahead() -> tuple[Any, ...]:
-        return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, compute_log_sumexp=True)
+    def attended() -> Tensor:
+        return attend(*(each.transpose(1, 2) for each in (query, key, value))).transpose(1, 2)
 
-    def both() -> tuple[Tensor, ...]:
-        attended, sums, *sizes, seed, offset, _ = ahead()
-        rest = attended, sums.flatten(2), *sizes, 0.0, False, seed, offset
-        slopes = torch.ops.aten._scaled_dot_product_flash_attention_backward(gradient, query, key, value, *rest)
-        return attended, *slopes
-
-    return lambda: ahead()[0], both
+    return _differentiated(attended, query, key, value, gradient)
 
 
 KERNELS: dict[str, tuple[Callable[..., Works], bool]] = {
     "flash, deterministic": (partial(_torchs, SDPBackend.FLASH_ATTENTION), True),
     "cuDNN of torch": (partial(_torchs, SDPBackend.CUDNN_ATTENTION), False),
     "cuDNN, deterministic": (_cudnn, False),
-    "cuDNN, then flash, deterministic": (_cudnn_then_flash, True),
+    "cuDNN, then flash, deterministic": (partial(_ours, "cudnn"), True),
+    "FlashAttention-3, deterministic": (partial(_ours, "flash3"), True),
     "efficient, deterministic": (partial(_torchs, SDPBackend.EFFICIENT_ATTENTION), True),
     "flex": (_flex, False),
 }
