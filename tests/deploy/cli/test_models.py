@@ -436,6 +436,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
         ("--run", str(loop / "new")): f"and {loop} is no folder",
         ("--run", str(tmp_path)): "must be new, empty or a run's own",
         ("model.compile=nope",): "model.compile must be one of torch's backends",
+        ("model.norms=triton", "model.dtype=bfloat16"): "model.norms=triton needs GPUs",
         ("rewards.dark.runtime_env={pip: 3}",): "rewards.dark.runtime_env must be a Ray runtime environment",
         ("cluster.reward.labels={pool: a}",): "cluster.reward.labels select nodes of a given cluster",
     }
