@@ -33,7 +33,7 @@ from flow.device import computing_facts, devices_of, library_facts, take_device
 from flow.models.load import FrozenModel
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
-from learner.update.workers import P, Result, Work, update
+from learner.update.workers import LearnerMethod, P, Result, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
@@ -120,7 +120,7 @@ class RemoteWorker:
         self.fetched = 0
         """Bytes of trajectories fetched so far."""
 
-    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner and return its result.
 
         Raises:
@@ -128,7 +128,7 @@ class RemoteWorker:
         """
         return await self._busy(self.actor.call.options(name=work.__name__).remote(work.__name__, *args, **named))
 
-    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def keep(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner and return a reference to its result.
 
         Raises:
@@ -139,7 +139,7 @@ class RemoteWorker:
         return kept
 
     async def keep_each(
-        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+        self, count: int, work: LearnerMethod[P, Sequence[Result]], *args: P.args, **named: P.kwargs
     ) -> Sequence[Result]:
         """Run a method of the learner with `count` results and return a reference to each.
 
@@ -151,7 +151,7 @@ class RemoteWorker:
         self.fetched = await self._busy(fetched)
         return kept
 
-    async def call_uncounted(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call_uncounted(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Do as `call` does; the call does not count as work."""
         return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
 

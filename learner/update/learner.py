@@ -20,7 +20,7 @@ from learner.credit.step_weights import step_weights
 from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter
 from learner.update.forward import ForwardObjective
-from learner.update.lanes import Gradient, Lanes, Seat, Stage, added, slice_numbers
+from learner.update.lanes import Exchange, Gradient, Lanes, Seat, added, slice_numbers
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
 from learner.update.micro_batches import ShardTask, micro_batches, noised_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
@@ -154,12 +154,12 @@ class Learner:
                 self._add_gradients(task, rollout, batch)
         self._settle()
 
-    def lane_sum(self, cut: Stage) -> list[Gradient]:
+    def lane_sum(self, cut: Exchange) -> list[Gradient]:
         """Add up this worker's lanes of the mini-batch, cut for the exchange `cut`, and begin the next mini-batch."""
         own = range(self._seat.worker, self._config.learner.lanes, self._seat.workers)
         return cut.cut(self._lanes.take(own), self._slices())
 
-    def added(self, *sums: Gradient, cut: Stage) -> list[Gradient]:
+    def added(self, *sums: Gradient, cut: Exchange) -> list[Gradient]:
         """Add the sums of some workers, ascending by their seats, and cut the result."""
         return cut.cut(added(sums, np.add), self._slices())
 
