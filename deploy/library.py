@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 
-from deploy.folder.location import default_folder, found_run, placed
+from deploy.folder.location import default_folder, folder_named, found_run
 from deploy.folder.read import source_of
 from deploy.monitor.progress import Progress
 from deploy.presets import Overrides, load_config, sources
@@ -210,7 +210,7 @@ def _training(
     is_local: bool,
     is_quiet: bool,
 ) -> "partial[Outcome]":
-    folder = placed(Path(_path("run", run))) if run else None
+    folder = folder_named(Path(_path("run", run))) if run else None
     source = source_of(preset, folder, "or run= with a run")
     config = load_config(source, overrides=overrides)
     return partial(

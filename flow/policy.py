@@ -34,7 +34,7 @@ from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 
 class FlowPolicy:
@@ -148,7 +148,7 @@ class FlowPolicy:
         return {k: self.std(k) for k in self.steps}
 
     def conditioning(
-        self, text: str, negative: str, conditions: tuple[Condition, ...] = ()
+        self, text: str, negative: str, conditions: tuple[ConditionImage, ...] = ()
     ) -> tuple[Conditioning, ...]:
         """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's.
 

@@ -28,7 +28,7 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
         ScorerError: a library is not installed, or the constructor raises.
     """
     cls = load_class(path, args=args, extra=extra, find=find)
-    with explained(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
+    with foreign_errors(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
         try:
             return cls(**args)
         except (TypeError, ValueError) as error:
@@ -43,7 +43,7 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
         path: `package.module:Class`.
         extra: dependency group that installs its libraries, for the error message.
     """
-    with explained(f"{path} cannot be imported", path, extra):
+    with foreign_errors(f"{path} cannot be imported", path, extra):
         cls = find(path)
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -58,7 +58,9 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
     return cls
 
 
-def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class) -> None:
+def require_class_ready(
+    path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class
+) -> None:
     """Call the static method `ready(**args)` of a class, if it has one: it checks libraries, weights and servers.
 
     Args:
@@ -71,7 +73,7 @@ def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, 
     """
     ready = getattr(load_class(path, args=args, extra=extra, find=find), "ready", None)
     if ready is not None:
-        with explained(f"{path} is not ready", path, extra):
+        with foreign_errors(f"{path} is not ready", path, extra):
             ready(**args)
 
 
@@ -82,7 +84,7 @@ def require_library(name: str) -> None:
 
 
 @contextmanager
-def explained(failure: str, path: str, extra: str | None = None) -> Iterator[None]:
+def foreign_errors(failure: str, path: str, extra: str | None = None) -> Iterator[None]:
     """Turn all that foreign code raises in the block, and its exit, into one line.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError, named_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.loading import build_from_path, require_ready
+from rewards.loading import build_from_path, require_class_ready
 from rewards.scores import partly
 
 
@@ -55,7 +55,7 @@ class WinRate:
     @staticmethod
     def ready(*, compare: str, settings: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Raise ScorerError if the judge lacks weights or a server."""
-        require_ready(compare, settings or {})
+        require_class_ready(compare, settings or {})
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

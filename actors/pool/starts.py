@@ -34,7 +34,7 @@ Prepare = Callable[[Member], Awaitable[Any]]
 """Makes the running actor of a member ready to work."""
 
 
-class Host(Protocol):
+class StartingPool(Protocol):
     """The part of a pool that a start needs."""
 
     name: str
@@ -61,7 +61,9 @@ class Host(Protocol):
 class Starts:
     """The members of one pool that are starting. Made and called by the pool only."""
 
-    def __init__(self, pool: Host, *, spawn: Callable[[int], ActorHandle], prepare: Prepare, patience_s: float) -> None:
+    def __init__(
+        self, pool: StartingPool, *, spawn: Callable[[int], ActorHandle], prepare: Prepare, patience_s: float
+    ) -> None:
         """
         Args:
             pool: admits the members.

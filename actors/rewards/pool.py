@@ -34,7 +34,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Mixture, Tally, groups_of, joined, patched, settle
+from rewards.scores import Mixture, Tally, group_ranges, joined, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -122,7 +122,7 @@ class RewardPool:
             batch=sys.maxsize if config.sees == "group" else config.batch,
             delay_s=config.batch_delay_s,
             call=lambda work: self.pool.call(work),
-            ask=self._ask,
+            score_pieces=self._score_pieces,
         )
         self._paused_s = 0.0
         self._worked = -math.inf
@@ -148,7 +148,7 @@ class RewardPool:
             ContractError: the scorer broke its contract.
         """
         whole = Piece.of(prompts)
-        pieces = [whole.part(rows) for rows in groups_of(self._config, len(prompts), group)]
+        pieces = [whole.part(rows) for rows in group_ranges(self._config, len(prompts), group)]
         asked = time.monotonic()
         scores = await self._tried(images, pieces)
         failed, pauses = time.monotonic(), 0
@@ -189,7 +189,9 @@ class RewardPool:
         held = self.pool.status()
         return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
 
-    async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
+    async def _score_pieces(
+        self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]
+    ) -> Scores:
         scores: Scores = await self._answer(actor.score.remote(pieces, *images), actor=actor)
         if not self._has_traceback and not scores.valid.all():
             with suppress(ActorFailedError):
@@ -294,7 +296,7 @@ class RewardPools(Mixture):
             if count
         }
 
-    async def _ask(
+    async def _scores_by_name(
         self,
         names: Collection[str],
         images: ImagesHandle,

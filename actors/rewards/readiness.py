@@ -25,7 +25,7 @@ async def require_ready_on_ray(config: RunConfig) -> None:
         ScorerError: a library, the weights or the server of a reward are missing there.
     """
 
-    async def ask(reward: RewardConfig) -> None:
+    async def check(reward: RewardConfig) -> None:
         (there, options), labels = for_actors(reward, config), config.cluster.reward.labels
         options |= {"label_selector": labels} if labels else {}
         timeout_s = reward.timeout_s or config.cluster.reward.timeout_s
@@ -35,7 +35,7 @@ async def require_ready_on_ray(config: RunConfig) -> None:
             log.warning("scorer %s could not be checked before the run: %s", reward.scorer, error)
 
     is_given = cluster_address(config.cluster) is not None
-    await asyncio.gather(*(ask(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))
+    await asyncio.gather(*(check(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))
 
 
 @ray.remote(max_retries=0)

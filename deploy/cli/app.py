@@ -72,7 +72,7 @@ GROUPS: dict[str, dict[str, tuple[Any, str]]] = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A command whose help shows a flag as `--local`, without a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -84,7 +84,7 @@ class Command(TyperCommand):
         return params
 
 
-class TwoGroups(Command):
+class TwoGroups(CliCommand):
     """A command with `--` between two groups of words; click takes `--` away, so it becomes `BETWEEN`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -149,7 +149,7 @@ def about(
 
 for panel, commands in GROUPS.items():
     for name, (command, words) in commands.items():
-        kind, example = TwoGroups if name == "compare" else Command, f"Example: flowcredit {name} {words}".rstrip()
+        kind, example = TwoGroups if name == "compare" else CliCommand, f"Example: flowcredit {name} {words}".rstrip()
         app.command(name, cls=kind, epilog=example, rich_help_panel=panel)(command)
 
 

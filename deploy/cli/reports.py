@@ -22,7 +22,7 @@ from deploy.cli.options import (
     complete_preset,
     source_and_words,
 )
-from deploy.folder.location import found_run, placed, runs_folder
+from deploy.folder.location import folder_named, found_run, runs_folder
 from deploy.folder.names import CONFIG, SUITES
 from deploy.presets import load_config, preset_names, sources
 from protocol.errors import ConfigError, named_line
@@ -171,7 +171,7 @@ def evaluate(
     All rollout and reward actors of the config take part.
     """
     from deploy.run.signals import run_to_end
-    from deploy.tools.evaluate import assess, document, require_out, write_results
+    from deploy.tools.evaluate import assess, document, make_results_folder, write_results
     from deploy.tools.suites import suite_of, words_for
 
     preset, folder, named = _subject(what, run)
@@ -187,7 +187,7 @@ def evaluate(
         out = folder / SUITES / suite
     home = out and out.absolute()  # before a scorer changes the working folder
     if out:
-        require_out(out)
+        make_results_folder(out)
     results = run_to_end(
         assess(
             config,
@@ -236,7 +236,7 @@ def _subject(what: str | None, run: Path | None) -> tuple[str | None, Path | Non
         words.append(f"model.path={json.dumps(what)}")
         what = _preset_of(Path(what))
     if run is not None:
-        return what, placed(run), words
+        return what, folder_named(run), words
     if what is None or what in preset_names():
         return what, None, words
     if _is_lora(Path(what)):
@@ -279,11 +279,11 @@ def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts:
     from deploy.folder.heldout import SCORE
     from deploy.folder.paired import families_of, score_of
     from deploy.folder.suites import ALL_KINDS
-    from deploy.tools.evaluate import differences
+    from deploy.tools.evaluate import paired_differences
 
     found = [each.evaluation for each in results]
     width = max(14, *(len(f"reward/{name}") for each in found for name in each.readings))
-    between = differences(results)
+    between = paired_differences(results)
     if len(results) > 1:
         yield f"{'':{width}} " + "  ".join(f"{each.name:>7}" for each in results) + "  difference, 95 %"
 
@@ -302,7 +302,7 @@ def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts:
     for family in families:
         yield line(family, means(family), between.get(family))
     for part in parts:
-        changes = differences(results, name=part)
+        changes = paired_differences(results, name=part)
         for kind in families or [ALL_KINDS]:
             yield line(f"{part} {kind}", means(kind, part), changes.get(kind))
     for name in found[0].readings:

@@ -80,33 +80,35 @@ def show_run(status: RunStatus) -> RenderableType:
     return Group(facts, Text(), _actors(status))
 
 
-def show_comparison(found: "Comparison") -> RenderableType:
+def show_comparison(comparison: "Comparison") -> RenderableType:
     """Return two runs side by side."""
-    facts = Table("", *_right(found.first, found.second), box=None)
-    for fact in found.facts:
+    facts = Table("", *_right(comparison.first, comparison.second), box=None)
+    for fact in comparison.facts:
         facts.add_row(fact.name, _plain(fact.first), _plain(fact.second))
-    parts: list[RenderableType] = [Text(found.verdict), Text(), facts]
-    if found.heldout:
-        newest = Table("held-out score", *_right(found.first, found.second, "difference"), box=None)
-        changes = Table("since its start", *_right(found.first, found.second), box=None)
-        for row in found.heldout:
+    parts: list[RenderableType] = [Text(comparison.verdict), Text(), facts]
+    if comparison.heldout:
+        newest = Table("held-out score", *_right(comparison.first, comparison.second, "difference"), box=None)
+        changes = Table("since its start", *_right(comparison.first, comparison.second), box=None)
+        for row in comparison.heldout:
             newest.add_row(row.kind, number(row.first), number(row.second), str(row.difference or "none"))
             changes.add_row(row.kind, *(str(change or "none") for change in (row.first_change, row.second_change)))
-        resampled = f"{found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0)"
-        has_seeds = any(row.difference and row.difference.has_seeds for row in found.heldout)
+        resampled = (
+            f"{comparison.level:.0%} of {comparison.resamples:,} paired resamples of the held-out prompts (seed 0)"
+        )
+        has_seeds = any(row.difference and row.difference.has_seeds for row in comparison.heldout)
         told = (
-            f"[low, high]: {found.level:.0%}; of a difference by Student's t over seeds and prompts, of a change by"
-            f" {found.resamples:,} paired resamples of the prompts"
+            f"[low, high]: {comparison.level:.0%}; of a difference by Student's t over seeds and prompts, of a change"
+            f" by {comparison.resamples:,} paired resamples of the prompts"
             if has_seeds
             else f"[low, high]: {resampled}; other training seeds are not in them"
         )
         parts += [Text(), newest, Text(), changes, Text(told, "dim")]
-    if found.differences:
-        keys = Table("config key", found.first, found.second, box=None)
-        for key, (first, second) in found.differences.items():
+    if comparison.differences:
+        keys = Table("config key", comparison.first, comparison.second, box=None)
+        for key, (first, second) in comparison.differences.items():
             keys.add_row(key, *("none" if value is None else str(value) for value in (first, second)))
         parts += [Text(), keys]
-    return Group(*parts, *(Text(f"note: {note}") for note in found.notes))
+    return Group(*parts, *(Text(f"note: {note}") for note in comparison.notes))
 
 
 def _right(*names: str) -> list[Column]:

@@ -27,7 +27,7 @@ from flow.rollout import rollout_shard
 from learner.credit.step_weights import step_weights
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
-from protocol.messages import Condition, Prompt, ShardRequest
+from protocol.messages import ConditionImage, Prompt, ShardRequest
 
 GIB = 2**30
 CONTEXT = int(0.8 * GIB)
@@ -52,7 +52,7 @@ SMALL = 64
 
 
 @dataclass(frozen=True)
-class Evaluations:
+class IterationCounts:
     """Counts of one iteration; an evaluation is one pass of one row through the transformer, so guidance needs two."""
 
     trajectories: int
@@ -83,7 +83,7 @@ class Evaluations:
 class Estimate:
     """The estimate that `train --dry-run` shows."""
 
-    evaluations: Evaluations
+    evaluations: IterationCounts
     rollout: Mapping[str, int]
     """Memory of a rollout actor in bytes, by part."""
     learner: Mapping[str, int]
@@ -221,7 +221,7 @@ def estimate_of(
         learner = {part: size for part, size in learner.items() if part not in ONCE}
         shared = joint_memory(rollout, learner)
     elif cluster.is_colocated:
-        shared = shared_memory(rollout, learner, offload=cluster.offload)
+        shared = bundle_memory(rollout, learner, offload=cluster.offload)
     return Estimate(
         evaluations=counts,
         rollout=rollout,
@@ -237,19 +237,19 @@ def estimate_of(
     )
 
 
-def recounted(config: RunConfig, found: Estimate) -> Estimate:
+def recounted(config: RunConfig, estimated: Estimate) -> Estimate:
     """Count the evaluations of another config of the same model and image size; its memory is not estimated.
 
     Args:
-        found: estimate of the first config, by `estimate`.
+        estimated: estimate of the first config, by `estimate`.
 
     Returns:
         The first estimate with the other config's counts.
     """
-    assert found.backbone is not None
-    counts = found.evaluations
+    assert estimated.backbone is not None
+    counts = estimated.evaluations
     gradient = counts.gradient_flops / counts.forward_flops
-    shard = count_shard(config, found.backbone)
+    shard = count_shard(config, estimated.backbone)
     again = count_evaluations(
         config,
         shard,
@@ -258,10 +258,10 @@ def recounted(config: RunConfig, found: Estimate) -> Estimate:
         image=counts.image_flops,
         point=counts.point_flops,
     )
-    return replace(found, evaluations=again)
+    return replace(estimated, evaluations=again)
 
 
-def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
+def bundle_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
     """Compute the peak memory of a rollout actor and a learner worker together on one GPU.
 
     Args:
@@ -395,7 +395,7 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
 
 def count_evaluations(
     config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
-) -> Evaluations:
+) -> IterationCounts:
     """Compute the counts of an iteration from a shard's.
 
     Args:
@@ -421,7 +421,7 @@ def count_evaluations(
     trajectories = shards * config.group.shard
     images = groups * shard.images + (shards - groups) * shard.later_images
     points = images - trajectories if config.scores_points else 0
-    return Evaluations(
+    return IterationCounts(
         trajectories=trajectories,
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
         images=images,
@@ -462,7 +462,7 @@ class Counter:
         del height, width
         return self
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return an empty conditioning."""
         del text, conditions
         return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})

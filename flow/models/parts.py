@@ -270,12 +270,12 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
         held |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
     model._fix_state_dict_keys_on_load(held)  # VAEs of older releases
     own = model.state_dict()
-    found = {
+    loading_info = {
         "missing_keys": own.keys() - held.keys(),
         "unexpected_keys": held.keys() - own.keys(),
         "mismatched_keys": [(name,) for name in own.keys() & held.keys() if own[name].shape != held[name].shape],
     }
-    require_tensors(model, found, what=what, error=ModelError)
+    require_tensors(model, loading_info, what=what, error=ModelError)
     return model
 
 

@@ -28,7 +28,7 @@ from flow.quantized.transformer import quantization_of
 from flow.spread import spread
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 SHIFTS = ("use_dynamic_shifting", "shift_terminal")
 """Scheduler options that some families' schedules follow."""
@@ -258,7 +258,7 @@ class PipelineBackbone(ABC):
         other.latent_shape = self._latent_shape(height, width)
         return other
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return a prompt's embeddings; they are kept in memory and, if configured, in the cache folder."""
         return self._embeddings.of(text, conditions)
 

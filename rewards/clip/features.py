@@ -48,7 +48,7 @@ class ClipFeatures:
             processor: source of tokenizer and image processor; by default `model`.
             device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1.
-            fits: see the whole image, see `fitted`; by default the processor cuts out the middle square.
+            fits: see the whole image, see `letterboxed`; by default the processor cuts out the middle square.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -101,7 +101,9 @@ class ClipFeatures:
 
     def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
         """Return features float32 [B, D] of length 1, of images uint8 [H, W, 3], which may differ in size."""
-        given = [fitted(image, self._images.crop_size["height"]) for image in images] if self._fits else list(images)
+        given = (
+            [letterboxed(image, self._images.crop_size["height"]) for image in images] if self._fits else list(images)
+        )
         whole = {"do_resize": False, "do_center_crop": False, "do_rescale": False} if self._fits else {}
         pixels = self._images(images=given, return_tensors="pt", **whole).pixel_values
         filling = -len(pixels) % self._batch
@@ -129,7 +131,7 @@ class ClipFeatures:
         return _numpy(_unit(output))[0]
 
 
-def fitted(image: np.ndarray, side: int) -> np.ndarray:
+def letterboxed(image: np.ndarray, side: int) -> np.ndarray:
     """Fit an image into a square: its longer side gets `side` pixels, and the rest is black.
 
     Args:

@@ -12,7 +12,7 @@ from rewards.editing.judge import EditJudge
 from rewards.scores import mix
 
 
-class Edit:
+class EditScorer:
     """value = (1 - kept) judge / 10 + kept consistency, of `edit_judge` and `consistency`; in [-kept, 1].
 
     A part without a score leaves the image without one. An image that copies the condition image has a consistency of

@@ -281,10 +281,10 @@ def instances(
     return sorted(found, key=lambda item: -item.score)
 
 
-def _best_of_each_class(found: Sequence[Instance], most: int) -> list[Instance]:
+def _best_of_each_class(candidates: Sequence[Instance], most: int) -> list[Instance]:
     seen: dict[int, int] = {}
     kept = []
-    for item in found:
+    for item in candidates:
         seen[item.label] = seen.get(item.label, 0) + 1
         if seen[item.label] <= most:
             kept.append(item)

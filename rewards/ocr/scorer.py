@@ -14,7 +14,7 @@ import numpy as np
 from protocol.errors import PromptError, ScorerError, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from rewards.loading import build_from_path, require_library, require_ready
+from rewards.loading import build_from_path, require_class_ready, require_library
 from rewards.scores import partly
 
 ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
@@ -101,7 +101,7 @@ class Ocr:
         """
         _form_of(text)
         require_library("rapidfuzz")
-        require_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
+        require_class_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:

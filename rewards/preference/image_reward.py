@@ -16,7 +16,7 @@ import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
+from rewards.checkpoint import checkpoint_outline, holds_tensors, linear_head, numbers, read_tensors, require_checkpoint
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import scored
 
@@ -86,11 +86,11 @@ class ImageReward:
     @staticmethod
     def ready(*, model: str = MODEL, tokenizer: str = TOKENIZER, **_: Any) -> None:
         """Raise ScorerError if weights or tokenizer are missing, or the weights are not ImageReward's."""
-        require_tensors(model, file=FILE)
+        require_checkpoint(model, file=FILE)
         require_pretrained(tokenizer, "tokenizer.json", "vocab.txt")
         import torch
 
-        if saved := outline_of(model, file=FILE):
+        if saved := checkpoint_outline(model, file=FILE):
             with torch.device("meta"):
                 _network_of(saved, model)
 

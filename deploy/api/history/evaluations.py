@@ -18,7 +18,7 @@ from protocol.status import Document
 from rewards.images import encoded
 
 if TYPE_CHECKING:
-    from deploy.folder.gallery import Kept
+    from deploy.folder.gallery import GalleryImage
 
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
 """Limits of one answer: evaluations are thinned evenly, keeping first and newest; later prompts are left out."""
@@ -102,12 +102,12 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
 
-    from deploy.folder.gallery import beside_text, joined, read_gallery  # it imports matplotlib, rarely needed
+    from deploy.folder.gallery import beside_text, read_gallery, side_by_side  # it imports matplotlib, rarely needed
 
     try:
         held = read_gallery(run / GALLERY, iteration)
         kept = list(held.values())[:MOST_IMAGES]
-        images = [joined(each) for each in kept]
+        images = [side_by_side(each) for each in kept]
         height, width = images[0].shape[:2]
         scale = min(1.0, LARGEST / max(kept[0].image.shape))
         size = max(1, round(width * scale)), max(1, round(height * scale))
@@ -134,7 +134,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         return None
 
 
-def _change(run: Path, iteration: int, now: "dict[str, Kept]") -> str:
+def _change(run: Path, iteration: int, now: "dict[str, GalleryImage]") -> str:
     from deploy.folder.gallery import before_after_text, read_gallery
 
     first = min(by_iteration(run / GALLERY, ".npz"))

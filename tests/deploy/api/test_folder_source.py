@@ -92,7 +92,7 @@ def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypat
         await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
         (name,) = [found.run for found in await source.runs()]
         command = new_command("pause")
-        await source.ask(name, command)
+        await source.send(name, command)
         answers = await source.status(name), await source.lines(name, since=0, limit=9)
         found = await source.command(name, command.id)
         await board.close()
