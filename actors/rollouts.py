@@ -118,11 +118,8 @@ class RolloutPool:
     ) -> None:
         """
         Args:
-            config: its section `cluster` sets the number of actors, their resources and deadlines.
-            nodes: is told where each actor runs and which ones failed.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
-            process_of: makes the actor of a slot, if it is a learner worker too.
-            actor_class: class of the actors otherwise; a simulation has its own.
+            process_of: makes the actor of a slot, if it is a learner worker too; otherwise `actor_class` does.
         """
         cluster = config.cluster
         self._answer = partial(
@@ -178,7 +175,6 @@ class RolloutPool:
         return await self.pool.call(work)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
-        """Fetch images from the object store."""
         try:
             return await self._answer(cast(Any, images))
         except ActorFailedError as error:

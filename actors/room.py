@@ -1,11 +1,11 @@
 """Room for every role in a cluster that has too little for all actors.
 
-A run goes on while each role has an actor: the learner, the rollout actors, each reward. So a role without one goes
-before further actors of the others:
+A run goes on while each role has an actor: the learner, the rollout actors, each reward. So a role without an actor
+gets room before the other roles get further actors:
 
 | while a role has no actor         | the other roles                                                                  |
 |-----------------------------------|----------------------------------------------------------------------------------|
-| always                            | are held: they begin no further actor, and withdraw those that wait for a node   |
+| always                            | are held: they begin no further actor, and withdraw actors that wait for a node  |
 | if it waits for a node for        | end as few actors as make room for one of it, and keep at least one each         |
 | `GRACE_S`                         |                                                                                  |
 

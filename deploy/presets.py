@@ -15,11 +15,11 @@ It then holds only the differences. A method that it names replaces the methods 
 `rewards` adds to the rewards of the layers below, in a file and as an override. A reward is removed with null:
 `rewards.pickscore=null`.
 
-A method is a published algorithm that can be applied to any preset. Its file says what it changes: `about` is a
-sentence with its source; `identity` holds the keys that define the method, which override a preset; `settings` is the
-scale at which its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not
-set. What it does not say is that of the method named by its `base`, or of `methods/base.yaml`, which lists what every
-method decides.
+A method is a published algorithm that can be applied to any preset. In its file `about` is a sentence with its source;
+`identity` holds the keys that define the method, which override a preset; `settings` is the scale at which its paper
+ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not set. A file holds only
+what differs from the method that its `base` names; the last base is `methods/base.yaml`, which lists what every method
+decides.
 """
 
 import os
@@ -150,7 +150,7 @@ def _at_home(value: Any, folder: Path) -> Any:
 
 
 def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
-    """Return the layers of a config, each overriding those before it, and the overrides without `method`."""
+    """Return the layers of a config, the later ones override the earlier ones, and the overrides without `method`."""
     given = list(_assignments(overrides))
     assignments = [(key, value) for key, value in given if key != METHOD]
     files = preset_files(preset)

@@ -355,7 +355,7 @@ def build_policy(config: RunConfig, *, device: str, frozen: FrozenModel | None =
 
 
 def start_adapter(lora: Lora, config: RunConfig) -> None:
-    """Make a fresh adapter the one of iteration 0: load `model.lora.start` into it, if there is one.
+    """Turn a fresh adapter into the adapter of iteration 0: load `model.lora.start` into it, if there is one.
 
     Raises:
         ModelError: the saved LoRA cannot be read or belongs to another model.

@@ -156,7 +156,7 @@ def trajectory(
     stochastic: Sequence[int],
     until: int | None = None,
 ) -> Iterator[Step]:
-    """Take the T steps from `initial`, or those before point `until`.
+    """Take the T steps from `initial`, or only the steps before point `until`.
 
     Args:
         initial: a row for each member, or one row that all share: then the steps have one row up to the first

@@ -1,7 +1,7 @@
 """A transformer that is larger than a GPU: its blocks lie on several, one after the other.
 
-Each block computes with the kernels and shapes of one GPU, and copies are exact, so the bits are those of one GPU. The
-first GPU goes on with the next batch while the others compute, until something waits for a result.
+Each block computes with the kernels and shapes of one GPU, and copies are exact, so results have the same bits as on
+one GPU. The first GPU goes on with the next batch while the others compute, until something waits for a result.
 """
 
 from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from flowcredit.packages import ROOT, package_folders
 CODE = "flowcredit's code"
 """Name of `code_digest` among the facts that the processes of a role must share."""
 COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
-"""Those of `flowcredit.packages.PACKAGES` that decide what is generated, scored and learnt."""
+"""The packages that decide what is generated, scored and learnt."""
 
 
 @cache

@@ -10,7 +10,7 @@
         old/                                the adapter `old` in the same form, if the objective has one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
-    checkpoints/best -> iteration_000020        the one with the best held-out score
+    checkpoints/best -> iteration_000020        the checkpoint with the best held-out score
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first, and refuses a
 partial, truncated or altered folder with the reason. `latest` and `best` are for people; reading finds the newest

@@ -33,7 +33,7 @@ WANTED = "wanted_image"
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
-    """Read the prompts of one file and keep those with one of the configured tags.
+    """Read the prompts of one file; with configured tags, keep the prompts that have one of them.
 
     The `index` of a prompt is the index of its line in the file, from 0.
 

@@ -44,8 +44,7 @@ def scorer_class(function: Callable[..., Any]) -> type:
             self._args = args
 
         @staticmethod
-        def check(prompts: Sequence[Prompt]) -> None:
-            """Take every prompt."""
+        def check(prompts: Sequence[Prompt]) -> None: ...
 
         def score(
             self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], **given: Any

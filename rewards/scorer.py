@@ -49,6 +49,10 @@ class Scorer(Protocol):
 
     A scorer whose `score` has a parameter `conditions` gets the condition images too: for each image a list of uint8
     [H, W, 3], read-only. If the parameter has no default, a prompt without condition images is refused before a run.
+
+    Arguments of the built-in scorers mean the same in all of them: `device` is a torch device, by default the GPU if
+    there is one; `batch` is the number of images of one forward; `parallel` bounds the requests in progress;
+    `timeout_s`, `tries`, `deadline_s` and `token_env` are `HttpCaller`'s.
     """
 
     name: str
@@ -149,9 +153,7 @@ def scorer_of(reward: RewardConfig) -> "CheckedScorer":
 def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
-    Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
-        args: keyword arguments of the scorer's constructor.
+    `spec` and `args` are as in `build_scorer`.
 
     Raises:
         ScorerError: see `build_scorer`; or its `check` raises something else.

@@ -122,7 +122,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
 def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
     """Compute the weighted sum of several scorers' scores of the same B images: value_b = sum_s weights[s] values[s]_b.
 
-    An image is valid only if all of its scores are; otherwise its value is NaN, and its reason joins those of all
+    An image is valid only if all of its scores are; otherwise its value is NaN, and its reason joins the reasons of all
     failed scorers by "; ". The components are each scorer's value under its name, and its components under
     `<scorer>/<component>`. Raw scores are summed without standardisation (Flow-GRPO's multi_score). If the scores of
     one scorer void the group, so does the mixture.

@@ -54,12 +54,10 @@ class WinRate:
 
     @staticmethod
     def ready(*, compare: str, settings: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Raise ScorerError if the judge lacks weights or a server."""
         require_class_ready(compare, settings or {})
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Compare all pairs of one group's images uint8 [N, H, W, 3].

@@ -53,7 +53,7 @@ class Alive:
 
     @ray.method(concurrency_group=GROUP)
     def ping(self) -> None:
-        """Answer that the process is alive."""
+        """Return as soon as the process can run Python."""
 
     @ray.method(concurrency_group=GROUP)
     def usage(self) -> Usage:

@@ -186,8 +186,10 @@ class RewardPool:
 
     def status(self) -> PoolStatus:
         """Describe its actors for the status; a pause is shown as trouble."""
-        held = self.pool.status()
-        return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
+        status = self.pool.status()
+        if not self.paused_because:
+            return status
+        return status.model_copy(update={"trouble": f"paused: {self.paused_because}"})
 
     async def _score_pieces(
         self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]
@@ -259,12 +261,6 @@ class RewardPools(Mixture):
     def __init__(
         self, config: RunConfig, nodes: NodeFailures, sink: StatusSink, *, actor_class: Any = RewardActor
     ) -> None:
-        """
-        Args:
-            config: its sections `rewards` and `cluster` set the number of actors, their resources and deadlines.
-            nodes: is told where each actor runs and which ones failed.
-            actor_class: class of the actors; a simulation has its own.
-        """
         self._config = config
         self._actor_class = actor_class
         self._role = config.cluster.reward
@@ -333,7 +329,7 @@ class RewardPools(Mixture):
         )
 
     async def _prepare(self, name: str, member: Member) -> None:
-        """Load the scorer, and compare the facts that decide its bits with those of the reward's other actors.
+        """Load the scorer, and require the facts that decide its bits to equal those of the reward's other actors.
 
         Whether torch is loaded may depend on how a process began, so only facts that both name are compared.
         """

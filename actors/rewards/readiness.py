@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 async def require_ready_on_ray(config: RunConfig) -> None:
     """Ask one node for each reward, with the resources, labels and environment of its actors; nothing is loaded.
 
-    Rewards that the run's own machine can check are left to `deploy.run.inputs`: those without an own environment, if
-    no cluster is given. If no node has room within the deadline of a call, the check is left to the reward's actors.
+    Without a given cluster, `deploy.run.inputs` checks a reward that has no `runtime_env` on the run's own machine. If
+    no node has room within the deadline of a call, the check is left to the reward's actors.
 
     Raises:
         ScorerError: a library, the weights or the server of a reward are missing there.

@@ -150,7 +150,7 @@ class Board:
         return NewestEntries(session, _top(lines), _top(events), numbers)
 
     async def remove_foreign(self, run: str, *, fence: Fence | None = None) -> None:
-        """Remove keys of the run whose type is not the one that `write` gives (FencedOutError: as in `write`)."""
+        """Remove keys of the run whose type `write` does not give (FencedOutError: as in `write`)."""
         kinds = {self._key(run, part): kind for part, kind in KINDS.items()} | {self._prefix + "runs": "zset"}
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=False)

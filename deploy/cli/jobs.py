@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 from protocol.ground.addresses import BOARD_VARIABLE, secrets_among
 
 KEPT = (BOARD_VARIABLE, "HF_TOKEN", "WANDB_API_KEY")
-"""Variables that a run reads and that may hold a secret: a job has those of the cluster."""
+"""Variables that a run reads and that may hold a secret: a job has the cluster's values."""
 Address = Annotated[
     str | None,
     typer.Option(help="Job server, http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine."),

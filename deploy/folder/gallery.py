@@ -129,7 +129,7 @@ def before_after_text(
 
 
 def gallery_images(gallery: Sequence[tuple[Prompt, np.ndarray, float]]) -> list[GalleryImage]:
-    """Put the images that prompts name beside those of an evaluation; white where only other prompts name one.
+    """Put the images that prompts name beside an evaluation's images; white where only other prompts name one.
 
     Raises:
         PromptError: a condition image or a wanted image has changed, or is not there any more.

@@ -25,7 +25,7 @@ class SuiteScore:
     base: float | None
     """Score of the base model; None if it was not evaluated."""
     difference: Difference | None
-    """The score minus that of the base model."""
+    """The score minus the base model's."""
     images: int
     missing: int
 

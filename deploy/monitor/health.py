@@ -25,9 +25,9 @@ def refusal_of(status: RunStatus) -> str:
 
 @dataclass(frozen=True)
 class DatedStatus:
-    """A status as a source gave it, with its times: it shows its own age, whoever keeps it and asks for it.
+    """A status as a source gave it, with the time when its run was last heard.
 
-    No clocks of two hosts are compared: the time is that of the silence that the source measured, or else that at which
+    No clocks of two hosts are compared: that time follows from the silence that the source measured, or else it is when
     a changed status was first read.
     """
 

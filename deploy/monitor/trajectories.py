@@ -55,7 +55,7 @@ class TrajectoryRecorder(Observer):
         """Iterations between the newest update and the oldest adapter that rolled out its groups."""
 
     def begins(self, groups: GroupStream) -> None:  # noqa: ARG002
-        """Forget the shards from before a restart: those iterations are repeated."""
+        """Forget the shards from before a restart: their iterations are repeated."""
         self._versions.clear()
         self._images.clear()
 

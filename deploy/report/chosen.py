@@ -1,4 +1,4 @@
-"""Trajectories of a report: those with the highest and the lowest final reward, and with the largest rise."""
+"""The trajectories that a report shows: with the highest and the lowest final reward, and with the largest rise."""
 
 import base64
 from collections.abc import Iterator, Sequence

@@ -128,7 +128,7 @@ class LocalFleet(Mixture):
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check the prompts with those scorers that `check_inputs` could not build."""
+        """Check the prompts with the scorers that `check_inputs` could not build."""
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
                 await self._run(f"reward/{name}", partial(self._scorers[name].check, prompts))

@@ -136,7 +136,7 @@ async def assess(
     config, heldout, adapter, diversity = await asyncio.to_thread(checked)
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
-        first_one = await fleet.first_adapter()  # perhaps that of model.lora.start
+        first_one = await fleet.first_adapter()  # it may hold model.lora.start
         adapter = first_one if has_start else adapter
         adapters = {BASE: without(first_one)} if has_base or adapter is None else {}
         if adapter:

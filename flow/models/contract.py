@@ -26,7 +26,7 @@ class Conditioning:
 
     tensors: Mapping[str, Tensor]
     """By the name of the transformer's argument, each [B, ...]. `EMBEDS` is as long as the longest prompt; shorter ones
-    end in zeros. Those whose names begin with `CONDITION` are `conditions`."""
+    end in zeros. Names that begin with `CONDITION` hold `conditions`."""
     lengths: tuple[int, ...]
     """Tokens of each row without these zeros."""
 
@@ -42,7 +42,7 @@ class Conditioning:
 
     @property
     def texts(self) -> dict[str, Tensor]:
-        """The tensors without those of condition images."""
+        """The tensors without the latents of condition images."""
         return {name: each for name, each in self.tensors.items() if not name.startswith(CONDITION)}
 
     @property

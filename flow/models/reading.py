@@ -28,7 +28,7 @@ def vae_dtype_of(config: ModelConfig) -> torch.dtype:
 
 @contextmanager
 def quiet_libraries(*names: str) -> Iterator[None]:
-    """Let diffusers and transformers, or those named, log errors only, without progress bars, inside the block.
+    """Let the named libraries, by default diffusers and transformers, log errors only, without progress bars.
 
     This also silences the notices of their first import, such as the one about a missing torchvision.
     """

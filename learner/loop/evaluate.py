@@ -34,8 +34,7 @@ class Evaluation:
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     """The held-out prompts, P of them."""
     by_image: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """Each image's reading by scorer and component, [P, images per prompt]; `score` is the one of `by_tag` (NaN: none).
-    """
+    """Each image's reading by scorer and component, [P, images per prompt], NaN without one; `by_tag` is of `score`."""
 
     def line(self, iteration: int) -> dict[str, float]:
         change = dict(zip(("heldout_change/low", "heldout_change/high"), self.change or (), strict=False))

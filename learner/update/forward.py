@@ -209,12 +209,12 @@ def preference_weight(
 
         w = sigmoid(beta / G sum_i A_i (l_i - l_i^ref))
 
-    It is the slope of the logistic loss of one preference: the members with A > 0 over those with A < 0. The group's
-    loss is then the mean of w A_i l_i, with w as a constant.
+    It is the slope of the logistic loss of one preference: for the members with A > 0, against the members with A < 0.
+    The group's loss is then the mean of w A_i l_i, with w as a constant.
 
     Args:
         matching: l, the matching loss of each member at the group's noise [N].
-        reference: l^ref, the same of the policy to compare with [N].
+        reference: l^ref, the matching loss of the policy to compare with [N].
         advantages: A [N].
         valid: which members count, G of them [N].
         beta: factor of the preference, above 0.

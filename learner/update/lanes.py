@@ -5,8 +5,8 @@ binary tree with halving strides: lane i and lane i + L/2, then i and i + L/4, d
 lanes w, w + W, w + 2W and so on. So each worker's own lanes form the first levels of the tree, and the workers' sums
 are the leaves of the last log2(W) levels.
 
-Those levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one of
-them, so its work does not grow with W. Workers of one node do so first, then the nodes (`exchanges_of`). Seats c,
+These last levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one
+slice, so its work does not grow with W. Workers of one node do so first, then the nodes (`exchanges_of`). Seats c,
 c + F, c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a node sends only the sum of
 its workers.
 """

@@ -211,7 +211,7 @@ class Learner:
         )
         rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
-        self._update = self._exported = None  # groups hold handles, and those the trajectories in the object store
+        self._update = self._exported = None  # its groups hold handles, which keep trajectories in the object store
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),

@@ -65,7 +65,7 @@ def zero_share(parameters: Mapping[str, nn.Parameter]) -> float:
     A matrix A whose B is still all 0 is left out: there the gradient of A is 0 by its definition, B^T times something.
 
     Args:
-        parameters: by name, with their gradients; those without one are left out.
+        parameters: by name; a parameter without a gradient is left out.
 
     Returns:
         The share, in [0, 1]; 0 if nothing is left.
@@ -136,11 +136,9 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
     """Compute rewards of the finished images, missing scores, gains and advantages by step.
 
     `reward/*` are means over finished images with a score; `reward/missing` counts images without one;
-    `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` of those without a step
-    reward; `group/duplicates` counts members of a group whose final latents equal another member's, bit for bit.
-
-    Args:
-        groups: G groups of one iteration.
+    `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` the share of groups
+    without a step reward; `group/duplicates` counts members of a group whose final latents equal another member's, bit
+    for bit.
     """
     finals = tables.rewards[..., -1]
     known = present(finals)

@@ -183,7 +183,7 @@ class SamplingConfig(Section):
         if self.kernel == "ode" and self.tail.rule != "schedule":
             raise ValueError(
                 f"sampling.tail.rule must be `schedule` for kernel ode, got {self.tail.rule!r}: the noise levels of the"
-                " schedule are those that train; leave it out, or set sampling.steps"
+                " schedule train; leave it out, or set sampling.steps"
             )
         return self
 

@@ -94,7 +94,7 @@ def sha256_of(path: Path) -> str:
 
 
 def share(path: Path) -> None:
-    """Let those read and write a file who may do so in its folder: safetensors' are for their owner alone at first."""
+    """Give a file its folder's permissions to read and write; safetensors writes files for their owner alone."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 

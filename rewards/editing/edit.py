@@ -58,13 +58,11 @@ class EditScorer:
         features: str = DINO,
         **_: Any,
     ) -> None:
-        """Check both (ScorerError)."""
         Consistency.ready(model=features)
         EditJudge.ready(judge=judge, template=template)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt with a condition image."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(
         self,
@@ -73,7 +71,6 @@ class EditScorer:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3]."""
         parts = {
             name: scorer.score(images, prompts, metadata, conditions)
             for name, scorer in (("judge", self._judge), ("consistency", self._consistency))

@@ -79,7 +79,6 @@ class PhotoDetector:
             threshold: an instance with a score above it is an object, in [0, 1].
             counting_threshold: the same for counting prompts, in [0, 1].
             per_class: most objects of one class, best score first.
-            device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1.
 
         Raises:

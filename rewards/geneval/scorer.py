@@ -48,8 +48,7 @@ class GenEval:
     The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict. The
     components are `strict` and the official `correct`, each 1 or 0. See `rewards.geneval.verdict.judge` for the
     formulas. An image without any object has the valid score 0, since the detector has examined it. With
-    `compat="original"` soft score and strict verdict are those of the original code, whose soft score has no lower
-    bound.
+    `compat="original"` soft score and strict verdict are the original code's; that soft score has no lower bound.
     """
 
     name = "geneval"
@@ -87,7 +86,6 @@ class GenEval:
 
     @staticmethod
     def ready(*, detector: str = PHOTOS, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Raise ScorerError if the detector's weights are missing."""
         require_class_ready(detector, detector_args or {})
 
     def check(self, prompts: Sequence[Prompt]) -> None:

@@ -82,9 +82,6 @@ class Endpoint(ChatModel):
 
         Args:
             url: address of the endpoint, up to and including `/v1`.
-            parallel: requests in progress at one time.
-            deadline_s: seconds for all tries of one request together.
-            token_env: environment variable that holds the API key.
 
         Raises:
             ScorerError: a setting is out of range.

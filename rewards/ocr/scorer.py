@@ -135,7 +135,7 @@ def _form_of(text: Form) -> Callable[[str], str]:
 
 
 def quoted_text(prompt: str) -> str:
-    """Return the words that the image must show: those between the first two `"` of a prompt.
+    """Return the words that the image must show, between the first two `"` of a prompt.
 
     Raises:
         PromptError: a quote has no partner, or there are no visible words between the first two.
@@ -177,7 +177,7 @@ STRAIGHT = {
     for letters, plain in (("‘’‚‛′`´", "'"), ("“”„‟″«»", '"'), ("‐‑‒–—―−﹘﹣", "-"))
     for letter in letters
 }
-"""Printed quotes, primes and dashes as the ones of a keyboard; NFKC turns an ellipsis into three dots."""
+"""Maps printed quotes, primes and dashes to a keyboard's; NFKC turns an ellipsis into three dots."""
 
 
 def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:

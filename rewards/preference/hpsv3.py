@@ -60,7 +60,6 @@ class HPSv3:
                 it. It is read and never run.
             model: a file `*.safetensors`, a folder that holds `HPSv3.safetensors`, or a hub id.
             base: folder, `pkg://` path or hub id of the Qwen2-VL whose config and tokenizer the weights need.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16`, as the authors run it, or `float32`. The head always computes in float32.
 
         Raises:

@@ -56,7 +56,6 @@ class ImageReward:
         Args:
             model: a file `*.pt`, a folder that holds `ImageReward.pt`, a `pkg://` path of either, or a hub id.
             tokenizer: folder, `pkg://` path or hub id of BERT's uncased tokenizer.
-            device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1. On a CPU each image has its own forward.
 
         Raises:
@@ -85,7 +84,7 @@ class ImageReward:
 
     @staticmethod
     def ready(*, model: str = MODEL, tokenizer: str = TOKENIZER, **_: Any) -> None:
-        """Raise ScorerError if weights or tokenizer are missing, or the weights are not ImageReward's."""
+        """Check that weights and tokenizer exist, and that the weights are ImageReward's (ScorerError)."""
         require_checkpoint(model, file=FILE)
         require_pretrained(tokenizer, "tokenizer.json", "vocab.txt")
         import torch
@@ -95,8 +94,7 @@ class ImageReward:
                 _network_of(saved, model)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         tokens = self._tokenizer(
@@ -196,7 +194,7 @@ VISION = {
     "layer_norm": "norm",
     "post_layernorm": "norm",
 }
-"""Transformers' names in the image encoder, and the authors'. Those of the text encoder are the same."""
+"""Maps transformers' names in the image encoder to the authors'; in the text encoder both names are the same."""
 
 
 def _published(ours: str) -> str:

@@ -31,7 +31,6 @@ class QuestionModel:
 
         Args:
             model: folder, `pkg://` path or hub id of a Qwen3-VL.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16` or `float32`.
             max_tokens: of an answer in words.
 

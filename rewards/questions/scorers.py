@@ -38,7 +38,6 @@ class SoftTifa:
         Args:
             instruction: what is asked; `{question}` is filled in.
             model: folder, `pkg://` path or hub id.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16`, as the release runs it, or `float32`.
 
         Raises:
@@ -56,11 +55,11 @@ class SoftTifa:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that every prompt has questions with answers (PromptError: one has not; it names the line)."""
+        """Check that every prompt has questions with answers (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: _pairs(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], one forward for each question."""
+        """Make one forward for each question about each image."""
         rows = [
             np.array([self._chance(image, *pair) for pair in _pairs(facts)])
             for image, facts in zip(images, metadata, strict=True)
@@ -109,16 +108,15 @@ class DpgQuestions:
 
     @staticmethod
     def ready(*, model: str = MODEL, **_: object) -> None:
-        """Check that the weights exist (ScorerError)."""
         QuestionModel.ready(model)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that every prompt has questions (PromptError: one has not; it names the line)."""
+        """Check that every prompt has questions (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: _questions(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], one forward for each question."""
+        """Make one forward for each question about each image."""
         rows = []
         for image, facts in zip(images, metadata, strict=True):
             questions = _questions(facts)

@@ -68,9 +68,6 @@ def plan_of(config: RunConfig, estimated: Estimate, *, heldout: int, tflops: flo
         estimated: of the same config.
         heldout: number of held-out prompts.
         tflops: rate of one GPU in forwards, gradients and decoding, in 10^12 operations per second.
-
-    Returns:
-        Seconds by part.
     """
     counts, cluster, now, rate = (
         estimated.evaluations,
@@ -109,16 +106,7 @@ def plan_of(config: RunConfig, estimated: Estimate, *, heldout: int, tflops: flo
 def plan_lines(
     config: RunConfig, estimated: Estimate, *, prompts: int, heldout: int, tflops: float | None = None
 ) -> Iterator[str]:
-    """Describe what a run computes, needs and takes.
-
-    Args:
-        estimated: of the same config.
-        heldout: number of held-out prompts.
-        tflops: rate of one GPU, see `plan_of`; without it there are no seconds.
-
-    Yields:
-        Lines of text.
-    """
+    """Describe what a run computes, needs and takes; without `tflops` (see `plan_of`) there are no seconds."""
     yield from estimated.lines()
     yield balance_line(config, estimated.evaluations)
     yield ""
@@ -197,13 +185,7 @@ def method_lines(
     """Compare a run's cost with the cost of other methods at the same scale.
 
     Args:
-        estimated: of the same config.
         others: the config with another method, by the method's name.
-        heldout: number of held-out prompts.
-        tflops: see `plan_of`.
-
-    Yields:
-        Lines of text.
     """
     rows = [("the run by other methods", "images scored", "an iteration", "GPU-hours")]
     for name, other in {"as configured": config, **others}.items():
@@ -227,7 +209,7 @@ def difference_lines(config: RunConfig, name: str, other: RunConfig) -> Iterator
 
 
 def aligned(rows: Iterable[Sequence[str]], *, words: Collection[int] = (0,)) -> Iterator[str]:
-    """Write rows of cells as lines; the columns of numbers are aligned to the right, those in `words` to the left."""
+    """Write rows of cells as lines; the columns in `words` are aligned to the left, columns of numbers to the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

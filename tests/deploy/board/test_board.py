@@ -626,7 +626,7 @@ def test_commands_of_two_users_at_once_all_arrive_and_each_one_once(url, prefix)
         story.on_command = carry_out
         await until(is_there)
         commands = [new_command("scale", pool="rollout", count=count) for count in range(1, 41)]
-        await asyncio.gather(*(users[command.count % 2].ask("mine", command) for command in commands if command.count))
+        await asyncio.gather(*(users[command.count % 2].send("mine", command) for command in commands if command.count))
 
         async def all_done() -> bool:
             found = [await users[0].command("mine", command.id) for command in commands]
