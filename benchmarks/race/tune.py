@@ -85,7 +85,7 @@ class Tuning:
 
     path: Path
     paces: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of an iteration by `method/reward`."""
+    """CPU seconds of an iteration by `name/reward`; the name is the method's, with the setting of a final."""
     cells: list[dict[str, Any]] = field(default_factory=list)
     """One for each setting, reward and rung."""
 
@@ -141,11 +141,11 @@ class Tuning:
         raise typer.BadParameter(f"a raced method must be tuned, got {method}: run `benchmarks.race.tune run` first")
 
 
-def measure_pace(tuning: Tuning, variant: str, reward: str, keys: Sequence[str], runs: Path) -> float:
-    """Return the CPU seconds of an iteration, the quickest of some."""
-    name = f"{variant}/{reward}"
+def measure_pace(tuning: Tuning, name: str, cell: Cell, keys: Sequence[str], runs: Path) -> float:
+    """Return the CPU seconds of an iteration, the quickest of some, which are kept by name and reward."""
+    name = f"{name}/{cell.reward}"
     if name not in tuning.paces:
-        cell, folder = Cell(variant, SEED, reward), runs / "pace"
+        folder = runs / "pace" / name
         extra = ("evaluation.images_per_prompt=1", *keys)
         run_cell(PRESET, cell, folder, iterations=PACE_ITERATIONS, seconds=0.0, every=0, extra=extra)
         done, spent = reached(folder / cell.folder)
@@ -157,7 +157,7 @@ def measure_pace(tuning: Tuning, variant: str, reward: str, keys: Sequence[str],
 def train(tuning: Tuning, setting: Setting, reward: str, rung: int, runs: Path) -> None:
     """Train a cell to the end of its rung, from where it is, and note its score."""
     cell, folder = Cell(setting.method, SEED, reward), runs / setting.folder
-    pace = measure_pace(tuning, setting.method, reward, setting.keys, runs)
+    pace = measure_pace(tuning, setting.method, cell, setting.keys, runs)
     iterations = max(1, round(RUNGS[rung][1] / pace))
     extra = (*FEWER_IMAGES.get(reward, ()), *setting.keys)
     run_cell(PRESET, cell, folder, iterations=iterations, seconds=0.0, every=0, extra=extra)
@@ -215,7 +215,7 @@ def run(
     with cpu_clock():
         for method in methods:  # all paces in one go, as the other programs of the machine change
             for reward in GOALS:
-                measure_pace(tuning, method, reward, settings_of(method)[0].keys, runs)
+                measure_pace(tuning, method, Cell(method, SEED, reward), settings_of(method)[0].keys, runs)
         for rung in range(rungs):
             for setting, reward in todo(tuning, methods, rung, most):
                 typer.echo(f"rung {rung}, {reward}: {setting}")
