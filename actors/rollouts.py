@@ -220,4 +220,4 @@ class RolloutPool:
             raise ContractError(
                 f"a rollout actor must hold version {adapter.version} ({adapter.digest[:12]}), got {held}"
             )
-        self.pool.tell(actor, adapter)
+        self.pool.confirm(actor, adapter)

@@ -48,12 +48,10 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets in this package."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def method_names() -> list[str]:
-    """Return the names of the methods in this package."""
     return sorted(path.stem for path in METHODS.glob("*.yaml") if path.stem != BASE)
 
 
@@ -185,7 +183,7 @@ def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses a repeated key in a section; PyYAML would silently take the last one."""
+    """PyYAML's safe loader, which also refuses a repeated key in a section; PyYAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """Construct a section whose keys are all different."""

@@ -205,7 +205,7 @@ class Completed:
     index: Int[Tensor, "N P"]
     """The image of each member's points, as in `Rollout.image_index`."""
     points: int = 0
-    """How many images, the first ones, complete a point."""
+    """How many images complete a point; they come first."""
     further: Int[Tensor, "N E"] | None = None
     """The image of each member's further granularities."""
 
@@ -315,7 +315,7 @@ def _finished(sampled: Sampled) -> Completed:
 
 
 def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sampled: Sampled) -> Completed:
-    """Complete the points of the stochastic steps in one batch; the images are theirs, then the finished ones."""
+    """Complete the points of the stochastic steps in one batch; the finished images follow theirs."""
     members, shared = len(sampled.final), config.sampling.shared_noise
     # The group's first shard completes the point that all members share; with window `branch` each shard has its own.
     is_elsewhere = shared and request.first_member > 0 and config.sampling.window.rule != "branch"

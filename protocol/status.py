@@ -151,7 +151,7 @@ class Rewards(Document):
     heldout: float | None = None
     """Score of the newest evaluation."""
     heldout_first: float | None = None
-    """Score of the first one; null as long as it is the newest."""
+    """Score of the first evaluation; null as long as it is the newest."""
     heldout_iteration: int | None = None
     heldout_change: tuple[float, float] | None = None
     """95 % interval of `heldout` minus `heldout_first` over the held-out prompts; it holds 0 if that may be chance."""

@@ -184,7 +184,6 @@ class Mixture(RewardSource):
     _config: RunConfig
 
     async def score_for_training(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
-        """Mix the scores of the scorers that train."""
         answers = await self._scores_by_name(self._config.reward_weights, images, prompts, None)
         return mix(answers, self._config.reward_weights)
 

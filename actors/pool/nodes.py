@@ -77,7 +77,7 @@ class NodeFailures:
         return sorted(usable, key=lambda node: (_share(free.get(node, {}), nodes[node]), node))
 
     def _other_nodes(self) -> dict[str, str]:
-        """Select all nodes but the avoided ones; empty if there is nothing to select."""
+        """Return Ray's label selector for all nodes that are not avoided; empty if none are avoided."""
         avoided = self.avoided()
         alive = node_table()[0] if avoided else set()
         if not avoided & alive or not alive - avoided:

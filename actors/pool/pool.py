@@ -191,7 +191,7 @@ class ActorPool:
         for handle in list(self._members):
             self._dismiss(handle)
 
-    def tell(self, handle: ActorHandle, adapter: Adapter) -> None:
+    def confirm(self, handle: ActorHandle, adapter: Adapter) -> None:
         """Note that a member confirmed this adapter."""
         for member in self.members:
             if member.handle is handle:
@@ -222,7 +222,7 @@ class ActorPool:
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
         reason = one_line(error)
-        level = logging.INFO if self._report_failure else logging.WARNING  # whoever is told makes it an event
+        level = logging.INFO if self._report_failure else logging.WARNING  # the callback makes it an event
         log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
         if self._report_failure:
             self._report_failure(handle, reason)
@@ -340,7 +340,7 @@ class ActorPool:
             self._starts.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._start_ended)
 
     def _remove(self, member: Member, *, is_blamed: bool) -> None:
-        """End a member before its calls are answered; the first one may be to blame and answers with its error."""
+        """End a member before its calls are answered; its first call may be to blame and answers with its error."""
         for position, call in enumerate(member.line):
             call.is_blamed, call.has_failed = is_blamed and position == 0, True
             if call.task and not call.is_blamed:

@@ -104,8 +104,8 @@ class Starts:
     def resize(self, ready: Sequence[Member], size: int) -> "list[asyncio.Task[None]]":
         """Cancel starts, or begin desired ones in free slots, so that `size` members are ready or starting.
 
-        Members without a node are cancelled first, desired ones before needed ones, the newest first. In another order
-        an empty pool could wait forever for a desired member.
+        Members without a node are cancelled first, desired before needed, the newest first. In another order an empty
+        pool could wait forever for a desired member.
 
         Args:
             ready: the members that are ready; they stay, also if there are more than `size`.

@@ -62,7 +62,6 @@ class BoundedConnection(H11Protocol):
             max(waiting, key=lambda each: (of_peer[each.peer], -each.since)).give_up()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
         super().data_received(data)
         self._watch()
 
@@ -72,7 +71,6 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
         super().connection_lost(exc)
         if self._timer:
             self._timer.cancel()

@@ -50,10 +50,10 @@ def submit(
     )
     environment = submission.environment()  # finds mistakes in the input before the cluster is asked
     require_small(environment)
-    if told := secrets_among(environment["env_vars"]):
-        from deploy.run.inputs import TOLD
+    if secrets := secrets_among(environment["env_vars"]):
+        from deploy.run.inputs import SENT_SECRETS
 
-        typer.echo(f"note: {', '.join(told)}: {TOLD}", err=True)
+        typer.echo(f"note: {', '.join(secrets)}: {SENT_SECRETS}", err=True)
     if kept := [name for name in KEPT if name in os.environ and name not in environment["env_vars"]]:
         typer.echo(f"note: {', '.join(kept)} not sent: a job has what was set where `ray start` ran", err=True)
     client = connect(address)

@@ -24,7 +24,7 @@ CODE_KEY, COMMIT_KEY = "code", "commit"
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
 """Libraries that compute, load or carry a run's numbers."""
 WHOLE_MIB, PIECES = 64, 16
-"""Files up to `WHOLE_MIB` are hashed whole; of larger ones `PIECES` evenly spaced MiB, including the first."""
+"""A file up to `WHOLE_MIB` is hashed whole; of a larger file, `PIECES` evenly spaced MiB, including the first."""
 MIB = 2**20
 
 

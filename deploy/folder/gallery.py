@@ -77,7 +77,7 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
     Args:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
-        last: iteration of the later one; a prompt that is in only one of them is left out.
+        last: iteration of the later evaluation; a prompt that is in only one of them is left out.
         diversity: name of the reading that measures it.
 
     Raises:
@@ -107,7 +107,7 @@ def before_after_text(
         held: the evaluations of the run.
         shown: scores before and after of the prompts that are shown.
         first: iteration of the earlier evaluation.
-        last: iteration of the later one.
+        last: iteration of the later evaluation.
         diversity: name of the reading that measures it.
 
     Returns:

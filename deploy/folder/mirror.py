@@ -179,7 +179,7 @@ class Mirror:
                 self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
 
     def _put(self, path: Path, copy: str) -> None:
-        """Copy a file whole or not at all: object stores do so by themselves, a disk needs a temporary name."""
+        """Copy a file whole or not at all; on a disk, unlike in an object store, this needs a temporary name."""
         if not isinstance(self._store, LocalFileSystem):
             self._store.put_file(str(path), copy)
             return

@@ -181,7 +181,6 @@ class RunFolder:
                 lease.require()
 
     def is_writer(self) -> bool:
-        """Return whether this process is still the writer."""
         try:
             self.require_writer()
         except LeaseLostError:
@@ -271,11 +270,9 @@ class RunFolder:
         self._pending.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read all complete lines of metrics (RunFolderError: the file is damaged)."""
         return lines_of(self.path)
 
     def evaluation_scores(self) -> dict[int, float]:
-        """Read the held-out score of each evaluated iteration (RunFolderError: the metrics are damaged)."""
         return evaluation_scores(self.path)
 
     def rewind(self, iteration: int) -> None:

@@ -172,7 +172,6 @@ class MLflow:
         return self._client.create_run(experiment, run_name=name).info.run_id
 
     def log(self, iteration: int, values: Values) -> None:
-        """Log one line; MLflow's step is the iteration."""
         now = int(1000 * time.time())
         named = {_one_slash(name): float(value) for name, value in values.items()}
         metrics = [self._metric(name, value, now, iteration) for name, value in named.items()]

@@ -226,7 +226,7 @@ def kind_rows(group: SeedGroup) -> Iterator[Kind]:
 
 
 def pairs_of(group: SeedGroup) -> tuple[str, list[tuple[str, list[Pair]]]]:
-    """Return images of the first and of the newest evaluation of a group's first run with two galleries.
+    """Return images before and after: of the first and the newest gallery of a run, the group's first that has both.
 
     Returns:
         A text that names the run, both iterations and the choice; and the prompts whose score changed most, as titled

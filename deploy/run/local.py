@@ -104,7 +104,6 @@ class LocalFleet(Mixture):
         leave(wait(self._work, timeout=STOP_S).not_done)
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
-        """Roll out one shard; return receipt, trajectories and images."""
         receipt, rollout, images = await self._run("rollout", lambda: self._rollout.rollout(request))
         return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
@@ -124,7 +123,6 @@ class LocalFleet(Mixture):
         return images
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
-        """Cut out the first members' images."""
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -138,7 +136,6 @@ class LocalFleet(Mixture):
         return {}
 
     async def update(self, groups: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
-        """Learn from one iteration's groups."""
         if self._config.cluster.offload:
             await asyncio.wait(groups)
             await self._run("rollout", self._rollout.rest)
@@ -150,7 +147,6 @@ class LocalFleet(Mixture):
         return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
-        """Return the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     async def state(self) -> LearnerState:

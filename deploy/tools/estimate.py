@@ -106,7 +106,6 @@ class Estimate:
     """The model without weights that was estimated; `recounted` needs its schedule."""
 
     def lines(self) -> Iterator[str]:
-        """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
             f"an iteration rolls out {counts.trajectories:,} trajectories and scores {counts.images:,} images; for this"
@@ -454,7 +453,6 @@ class Counter:
         self._backbone = backbone
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """Return the schedule of the real model."""
         return self._backbone.sigmas(steps)
 
     def sized(self, height: int, width: int) -> "Counter":
@@ -463,7 +461,6 @@ class Counter:
         return self
 
     def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
-        """Return an empty conditioning."""
         del text, conditions
         return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})
 
@@ -491,11 +488,9 @@ class Counter:
         self.held_decoding = max(self.held_decoding, self.meter.current)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
-    def rest(self) -> None:
-        """Do nothing: there are no weights to move."""
+    def rest(self) -> None: ...
 
-    def wake(self) -> None:
-        """Do nothing: there are no weights to move."""
+    def wake(self) -> None: ...
 
 
 def lanes_of_a_worker(config: RunConfig) -> int:

@@ -62,7 +62,7 @@ class DiversityMeter:
         self._features: dict[int, np.ndarray] = {}
 
     def take(self, first: int, images: np.ndarray) -> None:
-        """Take images uint8 [B, H, W, 3]; `first` is the number of the first one."""
+        """Take images uint8 [B, H, W, 3]; `first` is the number of the first image."""
         self._features |= dict(enumerate(self._clip.of_images(images), start=first))
 
     def settle(self, images_per_prompt: int) -> float:
@@ -154,7 +154,7 @@ async def assess(
                     adapter=each,
                     adapter_steps=taken,
                     watch=diversity.take if diversity else None,
-                    tell=partial(bar.advance, task),
+                    on_scored=partial(bar.advance, task),
                 )
             measured = diversity.settle(settings.images_per_prompt) if diversity else None
             scores = heldout_of(each.version, found, settings)

@@ -17,12 +17,10 @@ CLIP_TOKENS = 77
 
 
 def dtype_of(config: ModelConfig) -> torch.dtype:
-    """Return torch's dtype for `model.dtype`."""
     return getattr(torch, config.dtype)
 
 
 def vae_dtype_of(config: ModelConfig) -> torch.dtype:
-    """Return torch's dtype for the VAE."""
     return getattr(torch, config.vae_dtype or config.dtype)
 
 

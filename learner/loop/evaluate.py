@@ -57,7 +57,7 @@ async def evaluate(
     adapter: Adapter,
     adapter_steps: int | None = None,
     watch: Callable[[int, np.ndarray], None] | None = None,
-    tell: Callable[[int], object] | None = None,
+    on_scored: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
 
@@ -68,7 +68,7 @@ async def evaluate(
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images
             of the first prompt have the first indices; batches come in any order. Without it only the images to show
             are fetched.
-        tell: called with the number of images of each scored batch.
+        on_scored: called with the number of images of each scored batch.
 
     Returns:
         The mean readings, and a few images to show.
@@ -100,8 +100,8 @@ async def evaluate(
         images = await ports.rollouts.fetch(handle) if here or watch else None
         if watch and images is not None:
             watch(start, images)
-        if tell:
-            tell(len(batch))
+        if on_scored:
+            on_scored(len(batch))
         return scores, {index: images[index - start] for index in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)

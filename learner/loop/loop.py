@@ -131,7 +131,7 @@ async def train(
 
 @dataclass
 class Saver:
-    """Writes checkpoints. A failed write is tried again after the next iteration; only the last one ends the run."""
+    """Writes checkpoints. A failed write is tried again after the next iteration; at the end it is an error."""
 
     groups: Groups
     guards: Guards

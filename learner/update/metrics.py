@@ -35,7 +35,6 @@ class PieceStatistics:
 
     @staticmethod
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
-        """Copy a piece's numbers."""
         ratios, outside = pairs.ratio, pairs.outside
         return PieceStatistics(
             order=order,

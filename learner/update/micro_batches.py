@@ -71,7 +71,7 @@ class StepChoice:
     """Part of the key of the choice, with seed, iteration, group and first member."""
 
     def columns(self, facts: ShardFacts) -> list[int]:
-        """Choose the trained ones of the shard's stochastic steps: columns of its `log_probs`, ascending."""
+        """Choose which of the shard's stochastic steps train, as columns of its `log_probs`, ascending."""
         steps = len(facts.steps)
         count = max(1, math.floor(self.fraction * steps + 1e-9))
         if count == steps:

@@ -26,9 +26,7 @@ PendingGroup = asyncio.Future[ScoredGroup]
 
 
 class Runner(Protocol):
-    async def __call__(self, work: Callable[[], Result]) -> Result:
-        """Return the function's result."""
-        ...
+    async def __call__(self, work: Callable[[], Result]) -> Result: ...
 
 
 class Worker(Protocol):

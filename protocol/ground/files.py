@@ -107,7 +107,7 @@ def _remove(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file at `path` by one with this content; readers see the old file or the new one.
+    """Write this content to the file at `path`; readers see the old content or the new.
 
     Raises:
         OSError: the disk does not take all of it; the old file stays.

@@ -26,7 +26,7 @@ TOKENIZER = "google-bert/bert-base-uncased"
 ADDED_TOKENS = ("[DEC]", "[ENC]")
 """BLIP's own tokens, which follow BERT's vocabulary; ImageReward's prompts contain neither."""
 LENGTH = 35
-"""Tokens of a prompt, with [CLS] and [SEP]; longer ones are cut, shorter ones padded."""
+"""Tokens of a prompt, with [CLS] and [SEP]; a longer prompt is cut, a shorter one padded."""
 HEAD_WIDTH = 64
 """Width of an attention head, in both encoders."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072

@@ -101,7 +101,6 @@ class CurveCache:
     """The columns of the runs that clients asked for most recently."""
 
     def __init__(self, source: Source) -> None:
-        """Read from `source` on demand."""
         self._source = source
         self._columns: dict[str, _Columns] = {}
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

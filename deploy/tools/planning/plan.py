@@ -44,9 +44,7 @@ class Plan:
     evaluations: int
     """Evaluations of the run, with the first and the last."""
     iterations: int
-    """Iterations of the run."""
     gpus: int
-    """GPUs that the run reserves."""
     unknown: tuple[str, ...] = ()
     """Rewards whose seconds are not known."""
 
@@ -57,7 +55,6 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours of the whole run."""
         return self.gpus * self.wall / 3600
 
 
@@ -197,7 +194,7 @@ def method_lines(
 
 
 def difference_lines(config: RunConfig, name: str, other: RunConfig) -> Iterator[str]:
-    """List the keys in which a config differs from the same one with another method."""
+    """List the keys that another method changes in a config."""
     mine, theirs = config.flat_fields(), other.flat_fields()
     rows = [("key", "here", f"with method={name}")]
     rows += [

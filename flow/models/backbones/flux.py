@@ -136,7 +136,7 @@ def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: in
 
 
 def _positions(first: int, shape: Sequence[int], device: torch.device) -> Float[Tensor, "tokens 3"]:
-    """Return (first, row, column) of every token of latents of a shape [B, C, H, W]."""
+    """Return (first, row, column) of every token; `shape` is [B, C, H, W] of the latents."""
     rows, columns = shape[2] // PACK, shape[3] // PACK
     grid = torch.full((rows, columns, 3), float(first), device=device)
     grid[..., 1] = torch.arange(rows, device=device)[:, None]
