@@ -231,10 +231,10 @@ def read_method(name: object) -> dict[str, Any]:
             )
         remedy = f"write method={WORDS[name]}" if name in WORDS else suggest(str(name), method_names())
         raise ConfigError(f"unknown method {name!r}: {remedy}")
-    own = read_tree(METHODS / f"{name}.yaml")
-    under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
-    parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}
-    return {"about": own["about"], **parts}
+    method = read_tree(METHODS / f"{name}.yaml")
+    under = read_method(method[BASE]) if BASE in method else read_tree(METHODS / f"{BASE}.yaml")
+    parts = {part: merge(under[part], method.get(part, {})) for part in ("identity", "settings")}
+    return {"about": method["about"], **parts}
 
 
 def method_of(config: "RunConfig") -> str:

@@ -323,12 +323,12 @@ def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sample
     rows = [first_rows] + [
         0 if number % config.completion.every else members for number in range(1, len(sampled.stochastic))
     ]
-    own = torch.arange(members)
-    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    member = torch.arange(members)
+    first = torch.full_like(member, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(member) if shared else member
     # Images lie one point after the other: point `number` begins where the rows of the points before it end.
     ends = [*accumulate(rows)]
-    later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
-    index = torch.stack([first, *later, ends[-1] + own], dim=1)
+    later = [ends[number] + member if count else member * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
+    index = torch.stack([first, *later, ends[-1] + member], dim=1)
     if not sum(rows):
         return Completed(clean=sampled.final, index=index)
     # Before a shared point all members are in one state, so its first row stands for them.

@@ -160,19 +160,19 @@ def _send(
 
 async def _outcome(source: Any, run: str, command: str) -> str:
     until = time.monotonic() + OUTCOME_S
-    found = None
+    sent = None
     while time.monotonic() < until:
-        found = await source.command(run, command)
-        if found and not found.is_open:
+        sent = await source.command(run, command)
+        if sent and not sent.is_open:
             break
         await asyncio.sleep(0.2)
-    if found is None or found.state == "accepted":
+    if sent is None or sent.state == "accepted":
         return f"sent; the run has not started it within {OUTCOME_S:.0f} s"
-    if found.state == "working":
+    if sent.state == "working":
         return "in progress; `flowcredit status RUN` shows its progress"
-    if found.state == "failed":
-        raise BoardError(found.message)
-    return f"{found.state}: {found.message}"
+    if sent.state == "failed":
+        raise BoardError(sent.message)
+    return f"{sent.state}: {sent.message}"
 
 
 def _with_source(

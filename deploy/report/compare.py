@@ -179,21 +179,21 @@ def _facts(one: SeedGroup, other: SeedGroup) -> Sequence[Fact]:
 
 def _heldout(one: SeedGroup, other: SeedGroup, notes: list[str]) -> list[Heldout]:
     """Compare the newest evaluations; add a line to `notes` for what cannot be compared."""
-    firsts, seconds = ([held for run in group.runs if (held := _newest(run, notes))] for group in (one, other))
+    firsts, seconds = ([each for run in group.runs if (each := _newest(run, notes))] for group in (one, other))
     if not firsts or not seconds:
         return []
     newest, first = [*firsts, *seconds], firsts[0]
-    reason = next((reason for held in newest[1:] if (reason := why_unpaired(first, held))), None)
+    reason = next((reason for each in newest[1:] if (reason := why_unpaired(first, each))), None)
     if reason:
         notes.append(f"held-out scores are not paired: {reason}")
-    if len(components := dict.fromkeys(held.component for held in newest)) > 1:
+    if len(components := dict.fromkeys(each.component for each in newest)) > 1:
         notes.append(f"held-out scores are of {' and of '.join(components)}")
-    if len(iterations := dict.fromkeys(str(held.iteration) for held in newest)) > 1:
+    if len(iterations := dict.fromkeys(str(each.iteration) for each in newest)) > 1:
         notes.append(f"the newest evaluations are of iterations {' and '.join(iterations)}")
     rows = []
     for kind in (ALL, *dict.fromkeys(first.tags)):
         tag = None if kind == ALL else kind
-        scores = [[score_of(held, tag) for held in side] for side in (firsts, seconds)]
+        scores = [[score_of(each, tag) for each in side] for side in (firsts, seconds)]
         known = [[score for score in side if score is not None] for side in scores]
         if known != scores:
             continue

@@ -138,14 +138,14 @@ def run_training(
 def _run(prepared: PreparedRun) -> Outcome:
     """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
     run, config, say = prepared.run, prepared.run.config, prepared.progress.say
-    found = run.newest()
-    start = found[0].iteration if found else 0
-    run.rewind(start if found else -1)
+    newest = run.newest()
+    start = newest[0].iteration if newest else 0
+    run.rewind(start if newest else -1)
     journal = RunJournal(run, prepared.progress)
     journal.iteration = start
-    if found:
-        say(f"continuing from {prepared.shown(found[1])}")
-        if changes := run.version_changes(found[1]):
+    if newest:
+        say(f"continuing from {prepared.shown(newest[1])}")
+        if changes := run.version_changes(newest[1]):
             message = f"the run may compute differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
@@ -155,7 +155,7 @@ def _run(prepared: PreparedRun) -> Outcome:
         for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if prepared.is_local else _cluster(prepared, journal):
-            run_to_end(_train(prepared, journal, found[0] if found else None))
+            run_to_end(_train(prepared, journal, newest[0] if newest else None))
         run.require_writer()
     return _outcome(run, journal)
 

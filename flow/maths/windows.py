@@ -47,12 +47,12 @@ def window_steps(
     if window.rule == "all":
         return tuple(candidates)
     if window.rule == "branch":
-        own = _within(window, candidates, total=total)
-        return (own[(shard + iteration) % len(own)],)
+        inside = _within(window, candidates, total=total)
+        return (inside[(shard + iteration) % len(inside)],)
     if window.rule == "spread":
-        own = _within(window, candidates, total=total)
+        inside = _within(window, candidates, total=total)
         at = (group + iteration) % window_period(window, candidates=candidates, total=total)
-        return tuple(own[at : at + window.size])
+        return tuple(inside[at : at + window.size])
     start = _start(window, total=total, seed=seed, iteration=iteration)
     return _inside(window, candidates, start, total=total)
 

@@ -265,15 +265,17 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
-    held: dict[str, torch.Tensor] = {}
+    in_files: dict[str, torch.Tensor] = {}
     for file in files:
-        held |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
-    model._fix_state_dict_keys_on_load(held)  # VAEs of older releases
-    own = model.state_dict()
+        in_files |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
+    model._fix_state_dict_keys_on_load(in_files)  # VAEs of older releases
+    in_class = model.state_dict()
     loading_info = {
-        "missing_keys": own.keys() - held.keys(),
-        "unexpected_keys": held.keys() - own.keys(),
-        "mismatched_keys": [(name,) for name in own.keys() & held.keys() if own[name].shape != held[name].shape],
+        "missing_keys": in_class.keys() - in_files.keys(),
+        "unexpected_keys": in_files.keys() - in_class.keys(),
+        "mismatched_keys": [
+            (name,) for name in in_class.keys() & in_files.keys() if in_class[name].shape != in_files[name].shape
+        ],
     }
     require_tensors(model, loading_info, what=what, error=ModelError)
     return model

@@ -146,21 +146,21 @@ class PhotoDetector:
         return 1 if self._segmenter[2] == "cpu" else self._batch
 
     def _detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:
-        kept = [_best_of_each_class(found, self._per_class) for found in self._instances(images)]
-        named = [[(self._names[item.label], item) for item in found] for found in kept]
+        kept = [_best_of_each_class(objects, self._per_class) for objects in self._instances(images)]
+        named = [[(self._names[item.label], item) for item in objects] for objects in kept]
         asked = [
             (label, item, image)
-            for image, found, labels in zip(images, named, colored, strict=True)
-            for label, item in found
+            for image, objects, labels in zip(images, named, colored, strict=True)
+            for label, item in objects
             if label in labels
         ]
         colors = iter(self._colors(asked))
         return [
             [
                 Detection(label=label, color=next(colors) if label in labels else None, box=item.box, score=item.score)
-                for label, item in found
+                for label, item in objects
             ]
-            for found, labels in zip(named, colored, strict=True)
+            for objects, labels in zip(named, colored, strict=True)
         ]
 
     def _instances(self, images: np.ndarray) -> list[list[Instance]]:

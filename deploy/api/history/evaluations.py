@@ -77,11 +77,16 @@ class GalleryImages(Document):
 
 def scores(run: Path, reading: str) -> Evaluations:
     """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
-    found = _read(run, stamps_of(run, GALLERY))
-    prompts, tags, held = (found[-1].prompts, found[-1].tags, found[-1].scores) if found else ([], [], {})
-    shown = [found[int(index)] for index in np.linspace(0, len(found) - 1, min(len(found), MOST_EVALUATIONS))]
+    evaluations = _read(run, stamps_of(run, GALLERY))
+    prompts, tags, readings = (
+        (evaluations[-1].prompts, evaluations[-1].tags, evaluations[-1].scores) if evaluations else ([], [], {})
+    )
+    shown = [
+        evaluations[int(index)]
+        for index in np.linspace(0, len(evaluations) - 1, min(len(evaluations), MOST_EVALUATIONS))
+    ]
     return Evaluations(
-        readings=sorted(held, key=lambda name: (name != SCORE, name)),
+        readings=sorted(readings, key=lambda name: (name != SCORE, name)),
         reading=reading,
         iterations=[each.iteration for each in shown],
         prompts=prompts[:MOST_PROMPTS],
