@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from deploy.monitor.health import is_chance
-from deploy.monitor.summary import change_words, number, span, stages_of, step_rewards_of
+from deploy.monitor.summary import change_words, duration, number, stages_of, step_rewards_of
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show_run(status: RunStatus) -> RenderableType:
     if status.method:
         facts.add_row("method", status.method)
     facts.add_row("health", status.health)
-    left = f", {span(status.eta_s)} left" if status.eta_s else ""
+    left = f", {duration(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     chance = ", within chance" if is_chance(rewards) else ""
     trend = "" if rewards.trend is None else f"  ({number(rewards.trend, '+.3f')} in 10 iterations{chance})"
@@ -126,7 +126,7 @@ def _actors(status: RunStatus) -> Table:
     heads = ("state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts")
     table = Table(names, *heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for actor in status.actors:
-        seen = "never" if actor.last_seen is None else f"{span(status.updated - actor.last_seen)} ago"
+        seen = "never" if actor.last_seen is None else f"{duration(status.updated - actor.last_seen)} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
         cells = (actor.name, actor.state, actor.node, version, (actor.adapter_digest or "")[:7])
         busy = "" if actor.busy_share is None else f"{actor.busy_share:.0%}"
@@ -137,10 +137,10 @@ def _actors(status: RunStatus) -> Table:
 def _heard(status: RunStatus) -> str:
     if status.phase not in ENDED and status.stale_since is None:
         return "now"
-    return f"{span(time.time() - (status.stale_since or status.updated))} ago"
+    return f"{duration(time.time() - (status.stale_since or status.updated))} ago"
 
 
 def _phase(status: RunStatus) -> Text:
     if status.stale_since is not None:
-        return Text(f"{status.phase}, silent for {span(time.time() - status.stale_since)}", "red")
+        return Text(f"{status.phase}, silent for {duration(time.time() - status.stale_since)}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))

@@ -22,7 +22,7 @@ from deploy.report.runs import (
     group_of,
     groups_of,
     read_runs,
-    span,
+    rough_duration,
 )
 from protocol.errors import RunFolderError
 from protocol.status import Document
@@ -154,7 +154,7 @@ def result_of(group: SeedGroup) -> str:
     gpus = group.runs[0].config.reserved.get("GPU", 0.0)
     cost = f" on {gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else ""
     each = " each" if len(group.runs) > 1 else ""
-    return f"{group.label}: {score} after {span(seconds)} of training{cost}{each}"
+    return f"{group.label}: {score} after {rough_duration(seconds)} of training{cost}{each}"
 
 
 def _facts(one: SeedGroup, other: SeedGroup) -> Sequence[Fact]:

@@ -31,7 +31,7 @@ from deploy.report.runs import (
     config_differences,
     groups_of,
     read_runs,
-    span,
+    rough_duration,
 )
 from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
@@ -171,7 +171,7 @@ def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=number, span=span)
+    environment.filters.update(number=number, rough_duration=rough_duration)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,

@@ -205,7 +205,7 @@ def code_of(group: SeedGroup) -> str:
     return ", ".join(dict.fromkeys(run.code for run in group.runs))
 
 
-def span(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Format a duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
