@@ -122,7 +122,7 @@ async def evaluate_async(
         run: the run folder, or a run's name; None evaluates the base model of `preset`.
         preset: name of a preset or path of a YAML file; None takes the run's own config.
         overrides: see `train`; for example `data.heldout` and `evaluation.images_per_prompt`.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others.
         features: a CLIP whose image features measure diversity.

@@ -27,7 +27,7 @@ def write_card(run: Path, folder: Path, *, iteration: int | None = None, name: s
 
     Args:
         folder: an existing folder.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         name: the LoRA's repository; None for a folder that holds a whole model.
 
     Returns:

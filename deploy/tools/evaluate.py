@@ -98,12 +98,10 @@ async def assess(
     Args:
         config: config of the evaluation: sections `data`, `rewards`, `evaluation` and `cluster`.
         run: the run folder; None evaluates only the base model.
-        iteration: iteration of the checkpoint; None takes the newest.
-        is_best: take the checkpoint with the highest held-out score instead.
+        iteration: of the checkpoint; None takes the newest, or with `is_best` the best by held-out score.
         has_base: evaluate the base model too.
         has_start: evaluate the LoRA of `model.lora.start`; then `run` is None.
-        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
-            (`flow.maths.hybrid`).
+        adapter_share: share of the steps that the adapter takes (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
 
     Returns:

@@ -57,11 +57,6 @@ class QwenImage(PackedBackbone):
     ) -> Float[Tensor, "B C H W"]:
         """Combine the two branches as in every family, then give every token the norm of the conditional branch.
 
-        Args:
-            without: v_u, of the negative prompt.
-            toward: v_c, of the prompt.
-            weight: w.
-
         Returns:
             v |v_c| / |v| with v = v_u + w (v_c - v_u) and the norms of each 2 x 2 block of latents.
         """
