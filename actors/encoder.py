@@ -26,7 +26,7 @@ class EncoderActor:
         torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> None:
-        """Find the model. In the constructor, Ray would turn a user's mistake into a dead actor."""
+        """Find the model, see `actors.pool.calls.Alive`."""
         self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.rollout))
 
     def fill(self, wanted: Sequence[EncoderInput]) -> int:

@@ -60,7 +60,7 @@ class Learning(Alive):
         torch.set_num_threads(config.cluster.learner.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
+        """Load the model and return the facts that decide the bits."""
         role = self._config.cluster.learner
         device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None

@@ -48,10 +48,7 @@ class RollingOut(Alive):
         torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return the facts that decide the bits.
-
-        In the constructor, Ray would turn a user's mistake into a dead actor.
-        """
+        """Load the model and return the facts that decide the bits."""
         role = self._config.cluster.rollout
         device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None

@@ -32,7 +32,7 @@ def plain(text: str) -> str:
     return text if text.isprintable() else ESCAPES.sub("", text)
 
 
-def said(message: str) -> str:
+def printable(message: str) -> str:
     """Return a message that may quote foreign names: `plain`, and very long words lose their middle."""
     return LONG_WORD.sub(r"\1…\2", plain(message))
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from deploy.folder.heldout import HeldoutScores, read_heldout
-from deploy.folder.paired import fallen, score_of
+from deploy.folder.paired import change_text, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
 from protocol.ground.condition_images import read_condition
@@ -124,7 +124,7 @@ def before_after_text(
     if None not in scores:
         images = np.isfinite(ends[last].table()).sum()
         parts.append(f"score of all {images} images: {scores[0]:.3f} → {scores[1]:.3f}")
-        parts.append(fallen(ends[first], ends[last], diversity) if diversity else "")
+        parts.append(change_text(ends[first], ends[last], diversity) if diversity else "")
     return "; ".join(filter(None, parts))
 
 

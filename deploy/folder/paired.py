@@ -130,8 +130,8 @@ def score_of(held: HeldoutScores, tag: str | None = None, *, name: str = SCORE) 
     return float(np.mean([np.nanmean(table) for table in tables]))
 
 
-def fallen(before: HeldoutScores, after: HeldoutScores, name: str) -> str:
-    """Write a reading before and after, and that it fell if chance does not explain that; empty if it is not there."""
+def change_text(before: HeldoutScores, after: HeldoutScores, name: str) -> str:
+    """Write a reading before and after, and whether it fell by more than chance; empty without the reading."""
     ends = [score_of(held, name=name) for held in (before, after)]
     if None in ends or why_unpaired(before, after):
         return ""

@@ -56,7 +56,7 @@ from deploy.presets import DEFAULT
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
-from protocol.ground.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
+from protocol.ground.files import append_whole, by_iteration, existing_of, iteration_name, write_whole, writing
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -378,7 +378,7 @@ def require_usable(path: Path) -> None:
     Raises:
         RunFolderError: something else is there or above it, or this user may not write there.
     """
-    found = found_of(path)
+    found = existing_of(path)
     with writing(path, "--run"):
         if not found.is_dir():
             raise RunFolderError(

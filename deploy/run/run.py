@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.folder.heldout import read_heldout
 from deploy.folder.names import CONFIG, TOKEN
-from deploy.folder.paired import fallen
+from deploy.folder.paired import change_text
 from deploy.folder.read import adapter_to_fork, require_fork_of
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -239,7 +239,7 @@ def _change(run: RunFolder) -> str:
 
 def _diversity(run: RunFolder) -> str:
     name, held = run.config.diversity_reading, read_heldout(run.path)
-    return fallen(held[0], held[-1], name) if name and len(held) > 1 else ""
+    return change_text(held[0], held[-1], name) if name and len(held) > 1 else ""
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

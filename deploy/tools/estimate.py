@@ -213,8 +213,8 @@ def estimate_of(
     }
     cluster = config.cluster
     joint = cluster.joint_role.gpus if cluster.is_joint else 0.0
-    rollout = on_the_first(rollout, joint or cluster.rollout.gpus)
-    learner = on_the_first(learner, joint or cluster.learner.gpus)
+    rollout = first_gpu_memory(rollout, joint or cluster.rollout.gpus)
+    learner = first_gpu_memory(learner, joint or cluster.learner.gpus)
     shared = 0
     if cluster.is_joint:
         learner = {part: size for part, size in learner.items() if part not in ONCE}
@@ -278,8 +278,8 @@ def bundle_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
     return max(whole[0] + resting[1], whole[1] + resting[0])
 
 
-def on_the_first(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
-    """Return the memory of the first of several GPUs, at most: its share of what lies in the blocks, and all else.
+def first_gpu_memory(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
+    """Return the most memory of the first of several GPUs: its share of what lies in the blocks, and all else.
 
     Args:
         parts: bytes of an actor by part.
@@ -341,7 +341,7 @@ def _beside_one_state(backbone: PipelineBackbone, config: RunConfig, shard: Shar
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     """Run a first and a later shard of each window on a stand-in that counts; `backbone` gives its schedule."""
-    counter = Counter(backbone)
+    counter = CountingBackbone(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     weights = config.credit.step_weights
     step_weights(weights, total=policy.total_steps, stds=policy.stds, trained=policy.trained)  # a run refuses them too
@@ -435,7 +435,7 @@ def count_evaluations(
     )
 
 
-class Counter:
+class CountingBackbone:
     """A backbone with small latents that predicts zeros and records the sizes of its largest calls.
 
     `meter` measures the sampler's own tensors at this small size; they grow in proportion to the latents.
@@ -455,7 +455,7 @@ class Counter:
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
         return self._backbone.sigmas(steps)
 
-    def sized(self, height: int, width: int) -> "Counter":
+    def sized(self, height: int, width: int) -> "CountingBackbone":
         """Return this stand-in: its latents have one size."""
         del height, width
         return self

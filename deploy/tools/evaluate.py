@@ -23,7 +23,7 @@ from deploy.tools.suites import SUITES
 from flow.maths.hybrid import first_steps
 from flow.models.completed import completed
 from learner.loop.evaluate import Evaluation, evaluate
-from learner.update.ema import without
+from learner.update.ema import neutral
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from protocol.ground.files import write_whole, writing
@@ -136,7 +136,7 @@ async def assess(
     async with evaluators(config, heldout, is_local=is_local) as fleet:
         first_one = await fleet.first_adapter()  # it may hold model.lora.start
         adapter = first_one if has_start else adapter
-        adapters = {BASE: without(first_one)} if has_base or adapter is None else {}
+        adapters = {BASE: neutral(first_one)} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter
         results = []

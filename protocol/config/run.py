@@ -91,7 +91,7 @@ class CheckpointConfig(Section):
 SCORE_SDES = ("flow_sde", "dance_sde")
 """Kernels that add noise to the ODE and correct its drift with the score function; their std is g sqrt(h)."""
 
-TAKEN = ("mean", "group_std", "missing", "score")
+RESERVED_NAMES = ("mean", "group_std", "missing", "score")
 """Names that no reward can have: they would clash with `reward/mean`, `reward/group_std`, `reward/missing`, and with
 the readings that make the held-out score."""
 
@@ -148,7 +148,7 @@ class RunConfig(Section):
         for name in self.rewards:
             if not re.fullmatch(r"[\w-]+", name):
                 raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
-            if name in TAKEN:
+            if name in RESERVED_NAMES:
                 raise ValueError(
                     f"a reward's name must be none that names another number of a run, got {name!r}: rename it"
                 )

@@ -76,7 +76,7 @@ def text_of(path: Path | str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def found_of(path: Path) -> Path:
+def existing_of(path: Path) -> Path:
     """Return the path if there is something, else the nearest folder above it; a link that leads nowhere counts too."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
