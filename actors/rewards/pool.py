@@ -46,7 +46,7 @@ class RewardActor(Alive):
         self._threads = threads
 
     def prepare(self) -> dict[str, str]:
-        """Load the scorer and return the facts that decide its bits: its file, our code, and what torch computes with."""
+        """Load the scorer and return the facts that decide its bits: its file, our code, what torch computes with."""
         self._scorer = scorer_of(self._config)
         self._scorer.is_replaceable = True
         file = file_of(self._config.scorer)
