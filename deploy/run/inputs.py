@@ -106,6 +106,11 @@ def _checked_model(config: RunConfig) -> Located:
     from flow.models.load import require_loadable
 
     require_loadable(located)
+    if not cluster_address(config.cluster):
+        from flow.fused import require_kernels
+
+        has_gpus = config.cluster.rollout.gpus and config.cluster.learner.gpus
+        require_kernels(config.model, "cuda" if has_gpus else "cpu")
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer
 

@@ -15,7 +15,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from flow.fused import fuse, join_attention
+from flow.attention import choose_attention
+from flow.fused import fuse, join_attention, require_kernels
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
@@ -114,7 +115,7 @@ class PipelineBackbone(ABC):
         elif config.attention != "native":
             join_attention(self.transformer)
         with quiet_libraries():  # always: without a choice an environment variable decides
-            self.transformer.set_attention_backend(config.attention)
+            choose_attention(self.transformer, config.attention, device=device.type)
         if config.vae_tiling:
             self.vae.enable_tiling()
         if config.gradient_checkpointing:
@@ -130,9 +131,11 @@ class PipelineBackbone(ABC):
             devices: all parts are on the first one; several share the blocks of the transformer, in turn.
 
         Raises:
-            ModelError: a part cannot be read.
+            ModelError: a part cannot be read, or a kernel that the config asks for is not there.
         """
         config, device = located.model, devices[0]
+        if device.type == "cuda":
+            require_kernels(config, device.type)
         with quiet_libraries():
             transformer = read_part(
                 located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
