@@ -75,7 +75,7 @@ class ModelConfig(Section):
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
     """Side in pixels of a square: condition images are resized to its area by the model's own rule, FLUX.2's only if
-    they are larger. 1024 is that of the pipelines."""
+    they are larger. The pipelines have 1024."""
     max_sequence_length: Positive = 128
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens."""
     guidance: float = Field(default=1.0, ge=1.0)
