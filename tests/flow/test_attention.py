@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from flow import attention
-from flow.attention import KERNELS, choose_attention, cudnn, flash3, require_same_bits, take_attention
+from flow.attention import KERNELS, choose_attention, cudnn, flash3, require_gradients, take_attention
 from flow.fused import require_kernels
 from flow.models.contract import stack
 from flow.models.load import load_backbone
@@ -123,24 +123,26 @@ def test_flash_attention_3_is_asked_for_a_backward_of_one_order(flash3_asked: As
     assert flash3_asked == [{"shape": (2, 5, 3, 8), "scale": SCALE, "deterministic": True}]
 
 
-def test_a_kernel_whose_gradients_differ_or_that_does_not_run_is_refused(
+def test_a_kernel_with_other_gradients_or_that_does_not_run_is_refused(
     flash3_asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "SHAPES", ((1, 3, 2, 8),))
-    require_same_bits("flash3", device="cpu")
+    require_gradients("flash3", device="cpu")
     assert len(flash3_asked) == attention.REPEATS
     module: Any = sys.modules["flash_attn_interface"]
-    right = module.flash_attn_func
-
-    def wrong(*inputs: Tensor, **how: Any) -> Tensor:
-        return right(*inputs, **how) * (1 + len(flash3_asked))
-
-    monkeypatch.setattr(module, "flash_attn_func", wrong)
-    with pytest.raises(ModelError, match="^model.attention=flash3 .* gives the same gradients every time"):
-        require_same_bits("flash3", device="cpu")
+    right, factors = module.flash_attn_func, iter([1.0, 1.0, 1.001])
+    for factor, told in (
+        (lambda: 1.1, "a difference of 0.1:"),
+        (lambda: next(factors, 1.0), "others from one call to the next:"),
+    ):
+        monkeypatch.setattr(
+            module, "flash_attn_func", lambda *each, factor=factor, **how: right(*each, **how) * factor()
+        )
+        with pytest.raises(ModelError, match=f"^model.attention=flash3 .* got {told}"):
+            require_gradients("flash3", device="cpu")
     monkeypatch.delattr(module, "flash_attn_func")
     with pytest.raises(ModelError, match="^model.attention=flash3 needs a kernel that runs, got cannot import"):
-        require_same_bits("flash3", device="cpu")
+        require_gradients("flash3", device="cpu")
 
 
 @pytest.mark.parametrize("asked", [{"attention": "flash3"}, {"attention": "cudnn"}, {"norms": "triton"}], ids=str)
