@@ -97,6 +97,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
         return tiny_config(
             iterations=iterations,
             rewards=REDNESS,
+            group={"size": 2, "shard": 1, "per_iteration": 1},
             status={"heartbeat_s": 0.05},
             cluster={"rollout_actors": 1, "reward": {"cpus": 0}},
         )
@@ -133,7 +134,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
         await waits(scene)
         scene.stop.set()
 
-    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=0.5, make_fleet=RayFleet)
+    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=1, make_fleet=RayFleet)
     status = left_behind(tmp_path / "scaled")
     assert (status.pools[0].desired, status.pools[0].restarts) == (2, 1)
     assert scaled == go(config(status.iteration), tmp_path / "plain")
