@@ -1,6 +1,8 @@
 """What many tests share: a tiny random Stable Diffusion 3 pipeline on disk, and a config that names it."""
 
+import asyncio
 import gc
+import inspect
 import os
 import sys
 from collections import Counter
@@ -73,6 +75,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     finally:
         if WARM in item.stash:
             item.stash[WARM].undo()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

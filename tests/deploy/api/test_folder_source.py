@@ -74,33 +74,27 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
 
 
 @pytest.mark.parametrize("way", ["through a link", "from inside"])
-def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypatch, way: str):
+async def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypatch, way: str):
     folder = make("mine", iterations=9)
     (tmp_path / "another-name").symlink_to(folder)
     monkeypatch.chdir(folder)
     path = tmp_path / "another-name" if way == "through a link" else Path(".")
     server = BoardServer(folder)
     server.start()
-
-    async def asked() -> tuple[RunStatus | None, list[MetricLine], Command | None]:
-        source, board = FolderSource(path), Board(server.url)
-        await answering(board)
-        now = time.time()
-        status = RunStatus(
-            run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now
-        )
-        await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
-        (name,) = [found.run for found in await source.runs()]
-        command = new_command("pause")
-        await source.ask(name, command)
-        answers = await source.status(name), await source.lines(name, since=0, limit=9)
-        found = await source.command(name, command.id)
-        await board.close()
-        await source.close()
-        return *answers, found
-
+    source, board = FolderSource(path), Board(server.url)
+    await answering(board)
+    now = time.time()
+    status = RunStatus(run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now)
+    await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
+    (name,) = [found.run for found in await source.runs()]
+    command = new_command("pause")
+    await source.ask(name, command)
+    answers = await source.status(name), await source.lines(name, since=0, limit=9)
+    found = await source.command(name, command.id)
+    await board.close()
+    await source.close()
     try:
-        status, lines, command = asyncio.run(asked())
+        status, lines, command = (*answers, found)
     finally:
         server.stop()
     assert status is not None and status.phase == "running"
@@ -166,33 +160,29 @@ def test_names_that_would_be_equal_are_told_apart(make, tmp_path):
     assert again == held.keys() | {"a-b"}, "names stay"
 
 
-def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_path, monkeypatch):
+async def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_source, "SCAN_S", 0.0)
     make("stays")
     folder = make("goes")
     server = BoardServer(folder)
     server.start()
+    source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
+    await answering(board)
+    await board.close()
 
-    async def connections() -> int:
-        source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
-        await answering(board)
-        await board.close()
+    async def is_alone() -> bool:
+        return len(await client.client_list()) == 1
 
-        async def is_alone() -> bool:
-            return len(await client.client_list()) == 1
-
-        await until(is_alone)  # the server sees it a moment later
-        await source.runs()
-        live = len(await client.client_list())
-        folder.rename(tmp_path / "elsewhere")
-        await source.runs()
-        await until(is_alone)
-        await source.close()
-        await client.aclose()
-        return live
-
+    await until(is_alone)  # the server sees it a moment later
+    await source.runs()
+    live = len(await client.client_list())
+    folder.rename(tmp_path / "elsewhere")
+    await source.runs()
+    await until(is_alone)
+    await source.close()
+    await client.aclose()
     try:
-        assert asyncio.run(connections()) == 2
+        assert live == 2
     finally:
         server.stop()
 

@@ -1,6 +1,5 @@
 """A cluster that is too small, grows and loses a node: a desired size waits for its node, and the adapter stays."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,34 +44,31 @@ class Idle:
         return 1
 
 
-def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
-    async def scenario():
-        pool = ActorPool(
-            "idle",
-            lambda _: Idle.remote(),
-            size=3,
-            max_restarts=5,
-            prepare=lambda member: answer(member.handle.work.remote(), timeout_s=60),
-        )
+async def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
+    pool = ActorPool(
+        "idle",
+        lambda _: Idle.remote(),
+        size=3,
+        max_restarts=5,
+        prepare=lambda member: answer(member.handle.work.remote(), timeout_s=60),
+    )
 
-        async def has(ready: int) -> bool:
-            await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
-            return pool.status().ready == ready
+    async def has(ready: int) -> bool:
+        await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
+        return pool.status().ready == ready
 
-        first = cluster.add_node(num_cpus=1)
-        await pool.start()
-        assert {actor.node_id for actor in pool.actors()} == {cluster.head_node.node_id, first.node_id}
-        cluster.remove_node(first, allow_graceful=False)
-        await until(lambda: has(2))
-        lost = pool.status()
-        second = cluster.add_node(num_cpus=1)
-        await until(lambda: has(3))
-        found = pool.status(), {actor.node_id for actor in pool.actors()}
-        pool.stop()
-        cluster.remove_node(second)
-        return lost, *found, {cluster.head_node.node_id, second.node_id}
-
-    lost, status, homes, expected = asyncio.run(scenario())
+    first = cluster.add_node(num_cpus=1)
+    await pool.start()
+    assert {actor.node_id for actor in pool.actors()} == {cluster.head_node.node_id, first.node_id}
+    cluster.remove_node(first, allow_graceful=False)
+    await until(lambda: has(2))
+    lost = pool.status()
+    second = cluster.add_node(num_cpus=1)
+    await until(lambda: has(3))
+    found = pool.status(), {actor.node_id for actor in pool.actors()}
+    pool.stop()
+    cluster.remove_node(second)
+    lost, status, homes, expected = lost, *found, {cluster.head_node.node_id, second.node_id}
     assert (lost.desired, lost.ready, lost.restarts) == (3, 2, 1)
     assert (status.desired, status.ready, status.restarts, status.trouble) == (3, 3, 1, "")
     assert homes == expected
