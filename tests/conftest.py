@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
+
+if TYPE_CHECKING:
+    from tests.support.commands import Cli
 
 NEEDS_PACKAGES = "needs packages that are not installed; make installs them all"
 collect_ignore = [] if find_spec("ray") else ["actors", "deploy", "lab"]
@@ -126,6 +129,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 def gpus(device: str) -> float:
     """What a rollout actor or a learner worker reserves of the one GPU, so that six fit; 0 on the CPU."""
     return 0.15 if device == "cuda" else 0
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Cli":
+    """`flowcredit …` in this process."""
+    from tests.support.commands import Cli
+
+    return Cli(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")
