@@ -94,6 +94,7 @@ async def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks(tmp
     await until(lambda: pool.status().busy == 3)
     assert pool.status().queue > 0
     pool.scale(1)
+    assert pool.status().ready == 3, "a busy member finishes its calls before it leaves"
     (tmp_path / "gate").touch()
     answers = await asyncio.gather(*calls)
     await until(lambda: pool.status().ready == 1)
@@ -101,37 +102,6 @@ async def test_work_in_progress_is_finished_while_the_pool_grows_and_shrinks(tmp
     pool.stop()
     assert answers == [2 * number for number in range(24)]
     assert (status.desired, status.ready, status.restarts, status.queue) == (1, 1, 0, 0)
-
-
-async def test_busy_member_finishes_its_call_before_it_leaves(tmp_path):
-    pool = make_pool(2)
-    await pool.start()
-    calls = [double(pool, number, gate=tmp_path / "gate") for number in (1, 2)]
-    await until(lambda: pool.status().busy == 2)
-    pool.scale(1)
-    assert pool.status().ready == 2
-    (tmp_path / "gate").touch()
-    answers = await asyncio.gather(*calls)
-    await until(lambda: pool.status().ready == 1)
-    pool.stop()
-    assert (answers, pool.restarts) == ([2, 4], 0)
-
-
-async def test_members_without_a_node_are_seen_waiting_and_the_size_can_be_taken_back():
-    pool = make_pool(1, cpus=2.0)
-    await pool.start()
-    pool.scale(5)
-    await until(lambda: (pool.status().ready, pool.status().waiting) == (2, 3))
-    unmet = pool.status()
-    assert [actor.state for actor in pool.actors()].count("waiting") == 3
-    answered = await double(pool, 4)
-    pool.scale(1)
-    await until(lambda: pool.status().ready == 1)
-    settled = pool.status()
-    pool.stop()
-    assert (unmet.desired, unmet.ready, unmet.waiting, unmet.restarts) == (5, 2, 3, 0)
-    assert answered == 8
-    assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
 
 async def test_a_further_member_that_cannot_begin_costs_no_restart_and_joins_later(tmp_path, monkeypatch):
@@ -211,8 +181,8 @@ async def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_
     await until(lambda: pool.status().ready == 1)
     settled = pool.status()
     pool.stop()
-    assert (unmet.desired, unmet.waiting) == (1024, 1022)
-    assert len(actors) <= 2 + FEW
+    assert (unmet.desired, unmet.waiting, unmet.restarts) == (1024, 1022, 0)
+    assert 2 <= len(actors) <= 2 + FEW and {actor.state for actor in actors[2:]} <= {"waiting", "starting"}
     assert answered == 8
     assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
