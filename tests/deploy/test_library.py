@@ -82,29 +82,33 @@ async def test_awaited_training_leaves_the_loop_free_and_goes_on_with_the_run(ru
     assert turns > 100
 
 
-async def test_cancelled_training_stops_with_a_checkpoint_and_goes_on_later(preset: Path) -> None:
+def test_cancelled_training_stops_with_a_checkpoint_and_goes_on_later(preset: Path) -> None:
     folder = preset.parent / "cancelled"
-    task = asyncio.create_task(
-        flowcredit.train_async(preset, {"iterations": 5000}, run=folder, is_local=True, is_quiet=True)
-    )
-    for _ in range(12000):
-        if (folder / "metrics.jsonl").exists() and '"reward/mean"' in (folder / "metrics.jsonl").read_text():
-            break
-        assert not task.done(), task.result()
-        await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(task), 120)
+
+    async def scene() -> None:
+        task = asyncio.create_task(
+            flowcredit.train_async(preset, {"iterations": 5000}, run=folder, is_local=True, is_quiet=True)
+        )
+        for _ in range(12000):
+            if (folder / "metrics.jsonl").exists() and '"reward/mean"' in (folder / "metrics.jsonl").read_text():
+                break
+            assert not task.done(), task.result()
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 120)
+
+    asyncio.run(scene())
     done = len(flowcredit.read_run(folder).iterations)
     assert 1 <= done < 5000
     outcome = flowcredit.train(run=folder, overrides={"iterations": done}, is_local=True, is_quiet=True)
     assert outcome.iteration == done, "the checkpoint is that of the last finished iteration"
 
 
-async def test_evaluation_awaited_or_not_gives_the_same_scores(run: Path) -> None:
+def test_evaluation_awaited_or_not_gives_the_same_scores(run: Path) -> None:
     both = flowcredit.evaluate(run, has_base=True, is_local=True)
     assert [each.name for each in both] == ["base", "adapter"]
-    awaited = await flowcredit.evaluate_async(run, has_base=True, is_local=True)
+    awaited = asyncio.run(flowcredit.evaluate_async(run, has_base=True, is_local=True))
     assert [each.scores for each in awaited] == [each.scores for each in both]
     with pytest.raises(RunFolderError, match="two different runs must be given"):
         flowcredit.compare(run, run)

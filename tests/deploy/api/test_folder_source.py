@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from deploy.api import folder_source
 from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board, Update
-from deploy.board.embedded import BoardServer
 from deploy.folder.names import CONFIG, METRICS, STATUS
 from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
@@ -79,27 +78,23 @@ async def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, mon
     (tmp_path / "another-name").symlink_to(folder)
     monkeypatch.chdir(folder)
     path = tmp_path / "another-name" if way == "through a link" else Path(".")
-    server = BoardServer(folder)
-    server.start()
-    source, board = FolderSource(path), Board(server.url)
-    await answering(board)
-    now = time.time()
-    status = RunStatus(run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now)
-    await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
-    (name,) = [found.run for found in await source.runs()]
-    command = new_command("pause")
-    await source.ask(name, command)
-    answers = await source.status(name), await source.lines(name, since=0, limit=9)
-    found = await source.command(name, command.id)
-    await board.close()
-    await source.close()
-    try:
-        status, lines, command = (*answers, found)
-    finally:
-        server.stop()
-    assert status is not None and status.phase == "running"
-    assert [line.values["reward/mean"] for line in lines] == [0.75]
-    assert command is not None, "a command reaches the run"
+    with board_of("valkey", folder) as url:
+        source, board = FolderSource(path), Board(url)
+        await answering(board)
+        now = time.time()
+        status = RunStatus(
+            run="mine", session="s", phase="running", iteration=1, iterations=9, started=now, updated=now
+        )
+        await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
+        (name,) = [found.run for found in await source.runs()]
+        command = new_command("pause")
+        await source.ask(name, command)
+        found = await source.status(name)
+        assert found is not None and found.phase == "running"
+        assert [line.values["reward/mean"] for line in await source.lines(name, since=0, limit=9)] == [0.75]
+        assert await source.command(name, command.id) is not None, "a command reaches the run"
+        await board.close()
+        await source.close()
 
 
 def test_the_list_of_ended_runs_reads_the_end_of_their_metrics_only(make, tmp_path):
@@ -164,27 +159,22 @@ async def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, t
     monkeypatch.setattr(folder_source, "SCAN_S", 0.0)
     make("stays")
     folder = make("goes")
-    server = BoardServer(folder)
-    server.start()
-    source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
-    await answering(board)
-    await board.close()
+    with board_of("valkey", folder) as url:
+        source, board, client = FolderSource(tmp_path / "runs"), Board(url), Redis.from_url(url)
+        await answering(board)
+        await board.close()
 
-    async def is_alone() -> bool:
-        return len(await client.client_list()) == 1
+        async def is_alone() -> bool:
+            return len(await client.client_list()) == 1
 
-    await until(is_alone)  # the server sees it a moment later
-    await source.runs()
-    live = len(await client.client_list())
-    folder.rename(tmp_path / "elsewhere")
-    await source.runs()
-    await until(is_alone)
-    await source.close()
-    await client.aclose()
-    try:
-        assert live == 2
-    finally:
-        server.stop()
+        await until(is_alone)  # the server sees it a moment later
+        await source.runs()
+        assert len(await client.client_list()) == 2
+        folder.rename(tmp_path / "elsewhere")
+        await source.runs()
+        await until(is_alone)
+        await source.close()
+        await client.aclose()
 
 
 @pytest.mark.parametrize("name", ["mine", "d" * 90], ids=["socket in its folder", "socket elsewhere"])

@@ -104,9 +104,9 @@ def test_trackers_see_the_images_of_evaluations_and_the_recorded_trajectories(co
 
 
 @pytest.mark.parametrize("values", ["raw", "calibrated"])
-async def test_recorded_trajectories_hold_rewards_values_and_what_the_learner_made_of_them(config, tmp_path, values):
+def test_recorded_trajectories_hold_rewards_values_and_what_the_learner_made_of_them(config, tmp_path, values):
     go(config(iterations=2, credit={"rule": "gains", "values": values}), tmp_path / "run")
-    record = await FolderSource(tmp_path / "run").record("run", 2)
+    record = asyncio.run(FolderSource(tmp_path / "run").record("run", 2))
     assert record is not None
     assert (record.steps, record.width, record.height, len(record.trajectories)) == ([0, 1, 2], 16, 16, 2)
     for trajectory in record.trajectories:
@@ -512,13 +512,16 @@ def test_iterations_that_a_failed_learner_costs_are_shown_again_from_the_checkpo
     go(config(iterations=50), tmp_path / "run", beside=lose)
 
 
-async def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
+def test_a_resumed_run_counts_its_lines_on(config, tmp_path):
     settings = config(iterations=3)
     go(settings, tmp_path / "run")
     run = open_run_folder(tmp_path / "run", settings)
-    async with Observed(run, LocalFleet(settings), RunJournal(run, Progress()), asyncio.Event()) as observed:
-        answer = [line.seq for line in observed.reporter.buffers.lines]
-    assert answer == [1, 2, 3, 4, 5]
+
+    async def look() -> list[int]:
+        async with Observed(run, LocalFleet(settings), RunJournal(run, Progress()), asyncio.Event()) as observed:
+            return [line.seq for line in observed.reporter.buffers.lines]
+
+    assert asyncio.run(look()) == [1, 2, 3, 4, 5]
     run.close()
 
 

@@ -102,7 +102,6 @@ async def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, t
         with await asyncio.to_thread(urllib.request.urlopen, request, timeout=60) as answer:
             assert answer.status == 202
         await stop.wait()
-        answer = address
-    assert answer.endswith("/#run=mine")
+    assert address.endswith("/#run=mine")
     run.close()
     shared.stop()

@@ -281,7 +281,7 @@ EARLY: Mapping[str, Any] = MappingProxyType({**PLAIN, "values": "raw", "scale": 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(tiny_config: Config, workers: int) -> None:
+def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(tiny_config: Config, workers: int) -> None:
     settings = {"updates_per_iteration": 3, "epochs": 2}
     config = tiny_config(group=PAIRED, learner=settings, credit=EARLY)
     late = tiny_config(
@@ -299,22 +299,25 @@ async def test_groups_train_while_later_ones_are_made_and_give_the_same_bits(tin
                 steps.append(named["first"])
             return await super().call(work, *args, **named)
 
-    coming = [asyncio.get_running_loop().create_future() for _ in groups]
-    learning = asyncio.ensure_future(update(config, [Watched(learner) for learner in group], coming))
-    for index, each in enumerate(reversed(groups[:5])):
-        coming[4 - index].set_result(each)  # complete in another order than they are trained in
-    while steps.count(2) < workers:
-        assert not learning.done()
-        await asyncio.sleep(0.01)
-    assert 4 not in steps, "the last step waits for its last group"
-    coming[5].set_result(groups[5])
-    told = untimed(await learning)
+    async def scenario() -> dict[str, float]:
+        coming = [asyncio.get_running_loop().create_future() for _ in groups]
+        learning = asyncio.ensure_future(update(config, [Watched(learner) for learner in group], coming))
+        for index, each in enumerate(reversed(groups[:5])):
+            coming[4 - index].set_result(each)  # complete in another order than they are trained in
+        while steps.count(2) < workers:
+            assert not learning.done()
+            await asyncio.sleep(0.01)
+        assert 4 not in steps, "the last step waits for its last group"
+        coming[5].set_result(groups[5])
+        return untimed(await learning)
+
+    told = asyncio.run(asyncio.wait_for(scenario(), 120))
     require_equal(group[0].state(), group[-1].state())
     assert told == learn(late, groups, whole)
     require_equal(group[0].state(), whole.state())
 
 
-async def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: Config) -> None:
+def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: Config) -> None:
     config = tiny_config(group=MANY, learner={"updates_per_iteration": 3}, credit=EARLY)
     learner, policy = Learner(config), RolloutPolicy(config)
     before = learner.state()
@@ -332,11 +335,14 @@ async def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_con
                 self.updating.cancel()
             return result
 
-    coming = complete(groups[:4]) + [asyncio.get_running_loop().create_future() for _ in groups[4:]]
-    worker = Watched(learner)
-    worker.updating = asyncio.ensure_future(update(config, [worker], coming))
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(worker.updating, 120)
+    async def scenario() -> None:
+        coming = complete(groups[:4]) + [asyncio.get_running_loop().create_future() for _ in groups[4:]]
+        worker = Watched(learner)
+        worker.updating = asyncio.ensure_future(update(config, [worker], coming))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(worker.updating, 120)
+
+    asyncio.run(scenario())
     require_equal(learner.state(), before)
     whole = Learner(config)
     assert learn(config, groups, learner) == learn(config, groups, whole)
