@@ -206,7 +206,7 @@ def test_a_plain_pipeline_with_the_saved_lora_makes_the_same_image(
     more = {"height": 16, "width": 16, "image": images(conditions)}
     expected, _ = side.draw(pipeline, initial, [TEXT], steps=STEPS, guidance=1.0, negative=NEGATIVE, **more)
     found = drawn(conditions=conditions)[-1]
-    assert torch.equal(found, expected[-1])
+    assert (found - expected[-1]).norm() < 1e-5 * found.norm(), "peft does not merge"
     assert not torch.allclose(found, before, atol=1e-2)
 
 
