@@ -353,11 +353,7 @@ def test_a_server_without_a_token_controls_nothing(board_url, living, serve):
     process.wait(PATIENCE_S)
 
 
-def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_url, living, tmp_path):
-    words = [sys.executable, "-m", "flowcredit", "serve", board_url, "--host", "0.0.0.0"]
-    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2
-    assert "is open to other machines and needs a token" in refused.stderr
+def test_a_server_that_others_can_reach_shows_nothing_without_the_token(tmp_path):
     access = Access(host="192.0.2.1", token=TOKEN)
     assert access.to_read
     assert not Access(host="127.0.0.1", token=TOKEN).to_read
