@@ -67,6 +67,7 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     assert not (tmp_path / TOKEN).exists()
 
 
+@pytest.mark.whole
 def test_runs_started_at_the_same_time_have_an_address_each(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
