@@ -181,7 +181,7 @@ async def test_a_group_s_scorer_that_only_evaluates_compares_the_images_of_each_
     try:
         prompts = [Prompt(index=0, text=text) for text in "ppqq"]
         shown = await fleet.score_for_evaluation(images, prompts)  # type: ignore[arg-type]
-        shown, trained = shown, await fleet.score_for_training(images, prompts)  # type: ignore[arg-type]
+        trained = await fleet.score_for_training(images, prompts)  # type: ignore[arg-type]
     finally:
         fleet.stop()
     assert shown.values.tolist() == [10, 30, 20, 5]
