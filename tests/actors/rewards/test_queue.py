@@ -52,7 +52,7 @@ class Desk:
         return scored(images)
 
     def queue(self, **settings: Any) -> RewardQueue:
-        return RewardQueue(**({"batch": 4, "delay_s": 0.0} | settings), call=self.call, ask=self.ask)
+        return RewardQueue(**({"batch": 4, "delay_s": 0.0} | settings), call=self.call, score_pieces=self.ask)
 
 
 def request(*numbers: int) -> tuple[np.ndarray, Piece]:

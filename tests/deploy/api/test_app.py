@@ -24,7 +24,7 @@ from redis import Redis
 
 from deploy.api.auth import Access, is_loopback, read_token
 from deploy.api.cache import FRESH_S
-from deploy.api.middleware import Guard
+from deploy.api.middleware import RequestGuard
 from deploy.api.problems import Problem
 from deploy.api.prometheus import exposition
 from deploy.api.serve import listen
@@ -143,7 +143,7 @@ async def served(error: Exception) -> None:
         raise error
 
     scope = {"type": "http", "path": "/runs/alive/events", "headers": []}
-    await Guard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
+    await RequestGuard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
 
 
 def test_a_reader_of_events_who_leaves_is_no_error_and_anything_else_is():

@@ -69,7 +69,7 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
     assert status.stale_since == status.updated, "nobody holds the folder's lease"
     assert (status.phase, status.iteration, status.lines) == ("running", 2, 2)
     with pytest.raises(BoardError, match="it takes no commands"):
-        asyncio.run(FolderSource(tmp_path / "runs").ask("killed", new_command("stop")))
+        asyncio.run(FolderSource(tmp_path / "runs").send("killed", new_command("stop")))
 
 
 @pytest.mark.parametrize("way", ["through a link", "from inside"])
@@ -88,7 +88,7 @@ async def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, mon
         await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
         (name,) = [found.run for found in await source.runs()]
         command = new_command("pause")
-        await source.ask(name, command)
+        await source.send(name, command)
         found = await source.status(name)
         assert found is not None and found.phase == "running"
         assert [line.values["reward/mean"] for line in await source.lines(name, since=0, limit=9)] == [0.75]
@@ -193,7 +193,7 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
         here, there = FolderSource(folder.parent), FolderSource(moved.parent)
         statuses = await here.status(name), await there.status(name)
         with pytest.raises(BoardError, match="takes no commands"):
-            await there.ask(name, new_command("stop"))
+            await there.send(name, new_command("stop"))
         asked = (await board.write(Update(newer), keep_s=1000)).asked
         for each in (here, there, board):
             await each.close()

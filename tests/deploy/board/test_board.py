@@ -95,7 +95,7 @@ async def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
         await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
     client = Redis.from_url(url, decode_responses=True)
     assert await client.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
-    await board.ask("mine", new_command("pause"))
+    await board.send("mine", new_command("pause"))
     await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
     async for key in client.scan_iter(f"{prefix}run:*"):
         assert 0 < await client.ttl(key) <= KEEP_S, key
@@ -112,7 +112,7 @@ async def test_a_command_waits_until_its_outcome_is_written(url, prefix):
     board = Board(url, prefix=prefix)
     await answering(board)
     command = new_command("scale", pool="rollout", count=3)
-    await board.ask("mine", command)
+    await board.send("mine", command)
     assert (await board.write(Update(status()), keep_s=KEEP_S)).asked == [command]
     working = command.model_copy(update={"state": "working"})
     assert (await board.write(Update(status(), commands=[working]), keep_s=KEEP_S)).asked == [working]
@@ -120,9 +120,9 @@ async def test_a_command_waits_until_its_outcome_is_written(url, prefix):
     assert (await board.write(Update(status(), commands=[done]), keep_s=KEEP_S)).asked == []
     assert await board.command("mine", command.id) == done
     for _ in range(50):
-        await board.ask("mine", new_command("pause"))
+        await board.send("mine", new_command("pause"))
     with pytest.raises(BoardError, match="at most 50 commands may wait"):
-        await board.ask("mine", new_command("pause"))
+        await board.send("mine", new_command("pause"))
     await board.close()
 
 
@@ -219,7 +219,7 @@ async def test_publishing_heals_whatever_stands_there_instead(url, prefix, part,
     async def is_asked() -> bool:
         with contextlib.suppress(BoardError):
             if await board.command("mine", command.id) is None:
-                await board.ask("mine", command)
+                await board.send("mine", command)
         return command in story.asked
 
     await until(is_asked)
@@ -376,7 +376,7 @@ async def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_pat
     await answering(board)
     await board.write(Update(status(session="old"), [line(seq) for seq in range(1, 9)]), keep_s=KEEP_S)
     command = new_command("pause")
-    await board.ask("mine", command)
+    await board.send("mine", command)
     story = Story(lines=4)
     await story.publisher(Board(server.url)).finish()
     assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
@@ -400,7 +400,7 @@ async def test_a_command_that_comes_too_late_gets_an_outcome(tmp_path):
 
     await until(is_there)
     await end_all([task])
-    await board.ask("mine", command)
+    await board.send("mine", command)
 
     def refuse(asked: Command) -> None:
         story.buffers.commands[asked.id] = asked.model_copy(update={"state": "failed"})
@@ -554,7 +554,7 @@ async def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_th
     story.buffers.lines.extend([line(4), line(5)])
     await until(is_full)
     with pytest.raises(BoardError, match="its memory is full"):
-        await board.ask("mine", new_command("pause"))
+        await board.send("mine", new_command("pause"))
     assert await has(3), "nothing is half written, and what was there stays"
     await client.config_set("maxmemory", "0")
     await until(lambda: has(5))
@@ -580,7 +580,7 @@ async def test_commands_of_two_users_at_once_all_arrive_and_each_one_once(url, p
     story.on_command = carry_out
     await until(is_there)
     commands = [new_command("scale", pool="rollout", count=count) for count in range(1, 41)]
-    await asyncio.gather(*(users[command.count % 2].ask("mine", command) for command in commands if command.count))
+    await asyncio.gather(*(users[command.count % 2].send("mine", command) for command in commands if command.count))
 
     async def all_done() -> bool:
         found = [await users[0].command("mine", command.id) for command in commands]

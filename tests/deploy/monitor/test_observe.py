@@ -241,7 +241,7 @@ def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_n
     async def leave(command: Command) -> None:
         board = Board(address)
         await answering(board)
-        await board.ask("run", command)
+        await board.send("run", command)
         await board.close()
 
     old, new = asked_by_another_host("stop"), asked_by_another_host("checkpoint")
