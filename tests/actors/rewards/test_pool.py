@@ -286,26 +286,6 @@ async def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, 
 
 
 @pytest.mark.whole
-async def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
-    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
-    source = pools(tiny_config, on_failure="pause", tries=1)
-    await source.pools["moody"].start()
-    try:
-        images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
-        refused = asyncio.ensure_future(source.score_for_training(images, prompts_of([{"never": "not that"}] * 2)))
-        others = []
-        while not refused.done():
-            others.append(await source.score_for_training(images, prompts_of([{}] * 2)))
-        scores = await refused
-    finally:
-        source.pools["moody"].stop()
-    assert not scores.valid.any() and set(scores.reasons) == {"not that"}
-    assert all(each.valid.all() for each in others)
-    reward = source.rewards["moody"]
-    assert (reward.missing, reward.paused_because) == (2, "") and reward.paused_s > 0
-
-
-@pytest.mark.whole
 async def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(
     tiny_config: Any, tmp_path: Path, monkeypatch
 ) -> None:
