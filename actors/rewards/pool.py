@@ -146,16 +146,15 @@ class RewardPool:
         """
         whole = Piece.of(prompts)
         pieces = [whole.part(rows) for rows in group_ranges(self._config, len(prompts), group)]
-        asked = time.monotonic()
         scores = await self._tried(images, pieces)
         failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
-            if failed < self._worked < asked:
-                break  # it has scored other images in the meantime, so the failure lies in these images
             pauses += 1
             await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
-            asked = time.monotonic()
+            has_worked = self._worked > failed
             scores = await self._tried(images, pieces)
+            if has_worked:
+                break  # it had scored other images in the meantime, so the failure lies in these images
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()

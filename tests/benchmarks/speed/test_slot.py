@@ -32,6 +32,7 @@ def test_a_part_is_left_out_where_too_little_time_is_left(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.whole
 def test_a_part_that_is_stopped_or_fails_says_so(tmp_path: Path) -> None:
     found = measured(Part("kernels:ceilings", 60, ""), TINY, limit=0.1, log=tmp_path / "log")
     assert (found["error"], found["figures"]) == ("stopped after 0.1 s", {})
