@@ -149,7 +149,8 @@ def require_gradients(name: str, *, device: str) -> None:
     with torch.inference_mode(mode=False), torch.enable_grad():
         for shape in SHAPES:
             inputs, slopes = [draw(shape).requires_grad_() for _ in range(3)], draw(shape)
-            plain = scaled_dot_product_attention(*(each.transpose(1, 2) for each in inputs)).transpose(1, 2)
+            query, key, value = (each.transpose(1, 2) for each in inputs)
+            plain = scaled_dot_product_attention(query, key, value).transpose(1, 2)
             expected = torch.autograd.grad(plain, inputs, slopes)
             try:
                 first, *others = (torch.autograd.grad(attend(*inputs), inputs, slopes) for _ in range(REPEATS))

@@ -26,8 +26,8 @@ Asked = list[dict[str, Any]]
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Attention of [B, tokens, heads, D]."""
-    inputs = (each.transpose(1, 2) for each in (query, key, value))
-    return scaled_dot_product_attention(*inputs, scale=scale).transpose(1, 2)
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    return scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2)
 
 
 @pytest.fixture
@@ -72,16 +72,17 @@ def cudnn_asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return asked
 
 
-def drawn(tokens: int = 5) -> list[Tensor]:
+def drawn() -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(2, tokens, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    query, key, value = torch.randn(3, 2, 5, 3, 8, dtype=torch.float64).unbind()
+    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
 
 
 @pytest.mark.parametrize("scale", [None, SCALE])
 def test_cudnns_result_and_log_sums_give_flash_attentions_gradients(cudnn_asked: Asked, scale: float | None) -> None:
-    inputs = drawn()
+    inputs = query, key, value = drawn()
     slopes = torch.randn(2, 5, 3, 8, dtype=torch.float64)
-    expected, found = softmax_attention(*inputs, scale), cudnn(*inputs, scale)
+    expected, found = softmax_attention(query, key, value, scale), cudnn(query, key, value, scale)
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(each, inputs, slopes) for each in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
@@ -119,7 +120,8 @@ def test_a_model_attends_with_the_kernel_and_where_there_is_a_mask_with_torchs(
 
 
 def test_flash_attention_3_is_asked_for_a_backward_of_one_order(flash3_asked: Asked) -> None:
-    flash3(*drawn(), scale=SCALE)
+    query, key, value = drawn()
+    flash3(query, key, value, SCALE)
     assert flash3_asked == [{"shape": (2, 5, 3, 8), "scale": SCALE, "deterministic": True}]
 
 
@@ -147,7 +149,7 @@ def test_a_kernel_with_other_gradients_or_that_does_not_run_is_refused(
 
 @pytest.mark.parametrize("asked", [{"attention": "flash3"}, {"attention": "cudnn"}, {"norms": "triton"}], ids=str)
 def test_a_kernel_for_a_gpu_is_refused_where_it_cannot_run(
-    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ((key, value),) = asked.items()
     with pytest.raises(ValueError, match=f"model.{key}={value} is for half precision, got model.dtype=float32"):
