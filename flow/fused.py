@@ -47,8 +47,9 @@ def fuse(transformer: nn.Module, *, norms: str = "torch") -> None:
     from diffusers.models.normalization import RMSNorm
 
     join_attention(transformer)
-    for module in transformer.modules():
-        if type(module) not in (RMSNorm, nn.RMSNorm) or module.weight is None:
+    norms_there: Any = [module for module in transformer.modules() if type(module) in (RMSNorm, nn.RMSNorm)]
+    for module in norms_there:
+        if module.weight is None:
             continue
         width = module.weight.numel()
         if norms == "triton" and width <= MOST_WIDTH and width & (width - 1) == 0:

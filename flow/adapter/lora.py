@@ -309,7 +309,7 @@ class Joined(torch.autograd.Function):
         x: Float[Tensor, "... inputs"],
         low: Float[Tensor, "ranks inputs"],
         scaling: float,
-        *parts: Tensor | None,
+        *parts: Any,
     ) -> tuple[Float[Tensor, "... outputs"], ...]:
         """Compute all layers.
 
