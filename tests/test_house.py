@@ -9,7 +9,15 @@ from tests.support.paths import ROOT
 
 PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
-FOREIGN = {"_HAS_PYNVML", "_dynamo", "_active_backend", "_backends", "_NATIVE_MATH"}
+FOREIGN = {
+    "_HAS_PYNVML",
+    "_NATIVE_MATH",
+    "_active_backend",
+    "_backends",
+    "_dynamo",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_backward",
+}
 """Private names of other libraries that a test may look at."""
 
 
