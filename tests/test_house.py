@@ -11,10 +11,10 @@ PRODUCT = ("flowcredit", *PACKAGES, "benchmarks")
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common", "shared", "stuff"}
 FOREIGN = {
     "_HAS_PYNVML",
-    "_dynamo",
+    "_NATIVE_MATH",
     "_active_backend",
     "_backends",
-    "_NATIVE_MATH",
+    "_dynamo",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_flash_attention_backward",
 }

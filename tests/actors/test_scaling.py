@@ -182,7 +182,7 @@ async def test_a_size_far_beyond_the_cluster_starts_a_few_members_at_a_time_and_
     settled = pool.status()
     pool.stop()
     assert (unmet.desired, unmet.waiting, unmet.restarts) == (1024, 1022, 0)
-    assert 2 <= len(actors) <= 2 + FEW and {actor.state for actor in actors[2:]} <= {"waiting", "starting"}
+    assert len(actors) <= 2 + FEW and [actor.state for actor in actors].count("idle") == 2
     assert answered == 8
     assert (settled.desired, settled.ready, settled.waiting) == (1, 1, 0)
 
