@@ -14,7 +14,7 @@ from flow.device import take_device
 from flow.models.load import open_embeddings
 from protocol.config.run import RunConfig
 from protocol.errors import PoolError, one_line
-from protocol.messages import Asked
+from protocol.messages import EncoderInput
 
 
 @ray.remote
@@ -26,15 +26,15 @@ class EncoderActor:
         torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> None:
-        """Find the model. In the constructor, Ray would turn a user's mistake into a dead actor."""
+        """Find the model, see `actors.pool.calls.Alive`."""
         self._embeddings = open_embeddings(self._config.model, device=take_device(self._config.cluster.rollout))
 
-    def fill(self, wanted: Sequence[Asked]) -> int:
+    def fill(self, wanted: Sequence[EncoderInput]) -> int:
         """Encode the prompts that the cache lacks; return how many there were."""
         return self._embeddings.fill(wanted)
 
 
-async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[Asked]]) -> int:
+async def encode_on_ray(config: RunConfig, batches: Sequence[Sequence[EncoderInput]]) -> int:
     """Fill the cache batch by batch on the resources of all rollout actors; each call has their deadline.
 
     A prompt is encoded alone, so its embeddings have the same bits wherever they are made.

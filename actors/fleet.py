@@ -51,7 +51,7 @@ class RayEvaluators:
         self._watching = (asyncio.create_task(room.watch()), asyncio.create_task(self._measure()))
 
     async def _measure(self) -> None:
-        """Keep asking every actor what it uses; one that does not answer keeps what it last said."""
+        """Measure every actor again and again; one that does not answer keeps its last measurement."""
         while True:
             members = [member for role in self._roles.values() for member in role.members]
             await asyncio.gather(*map(_measured, members))
@@ -119,8 +119,8 @@ class RayFleet(RayEvaluators):
     async def restart_learner(self) -> None:
         """Replace the learner group by one in the state of iteration 0; all other actors go on.
 
-        Those that wait for a node would take its room. Rollout actors that are learner workers too end with them, and
-        begin in the new ones.
+        Actors that wait for a node withdraw, since they would take its room. Rollout actors that are learner workers
+        too are replaced with them.
         """
         for pool in self._pools.values():
             pool.hold(self.learner.name)

@@ -1,7 +1,7 @@
 """`cluster.layout: joint`: rollout actor and learner worker of a bundle in one process, with one copy of the model.
 
-Its calls come one at a time, whichever side they are for. Both sides die together. If the rollout pool notices it, it
-starts a process for its side alone; the restart of the learner group then replaces every process by one for both sides.
+It takes one call at a time, for either side. Both sides die together. A rollout pool that notices it starts a process
+for its side alone; the restart of the learner group then replaces every process by one for both sides.
 """
 
 from typing import Any

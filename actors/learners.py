@@ -33,7 +33,7 @@ from flow.device import computing_facts, devices_of, library_facts, take_device
 from flow.models.load import FrozenModel
 from learner.update.lanes import Seat
 from learner.update.learner import Learner
-from learner.update.workers import P, Result, Work, update
+from learner.update.workers import LearnerMethod, P, Result, update
 from protocol.config.cluster import require_divisor
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
@@ -44,12 +44,11 @@ from protocol.status import ActorStatus, PoolStatus
 
 log = logging.getLogger(__name__)
 LINGER_S = 2.0
-"""Seconds for which the driver holds an iteration's handles after its update. Ray frees the driver's entry of an object
-only together with a reference of the driver's own. If a worker drops the last reference, the entry stays until the run
-ends, and holds the whole object if that is small. The workers drop theirs at the end of the update, so two seconds are
-long enough."""
+"""Seconds for which the driver holds an iteration's handles after its update, so that it drops the last reference. If a
+worker dropped it, the object's entry in Ray's driver would stay until the run ends, with the object itself if that is
+small. The workers drop their references at the end of the update, so two seconds are long enough."""
 SETTLE_S = 10.0
-"""Seconds for which a group that starts again and has a worker waits for a node for the others."""
+"""Seconds for which a group that starts again, and has one worker, waits for nodes for the others."""
 
 
 class Learning(Alive):
@@ -61,7 +60,7 @@ class Learning(Alive):
         torch.set_num_threads(config.cluster.learner.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return the facts that decide the bits; the constructor would hide the user's mistakes."""
+        """Load the model and return the facts that decide the bits."""
         role = self._config.cluster.learner
         device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
@@ -120,7 +119,7 @@ class RemoteWorker:
         self.fetched = 0
         """Bytes of trajectories fetched so far."""
 
-    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner and return its result.
 
         Raises:
@@ -128,7 +127,7 @@ class RemoteWorker:
         """
         return await self._busy(self.actor.call.options(name=work.__name__).remote(work.__name__, *args, **named))
 
-    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def keep(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner and return a reference to its result.
 
         Raises:
@@ -139,7 +138,7 @@ class RemoteWorker:
         return kept
 
     async def keep_each(
-        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+        self, count: int, work: LearnerMethod[P, Sequence[Result]], *args: P.args, **named: P.kwargs
     ) -> Sequence[Result]:
         """Run a method of the learner with `count` results and return a reference to each.
 
@@ -151,7 +150,7 @@ class RemoteWorker:
         self.fetched = await self._busy(fetched)
         return kept
 
-    async def call_uncounted(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call_uncounted(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Do as `call` does; the call does not count as work."""
         return await self._answered(self.actor.call.remote(work.__name__, *args, **named))
 
@@ -199,12 +198,9 @@ class LearnerGroup:
     ) -> None:
         """
         Args:
-            config: its section `cluster` sets the number of workers, their resources and deadlines.
-            nodes: is told where each worker runs and which ones failed.
             bundles: reserve the workers' resources; without them a worker runs wherever there is room.
+            process_of: makes the worker of a slot, if it rolls out too; otherwise `actor_class` does.
             make_room: awaited before an update, when all its groups are complete.
-            process_of: makes the worker of a slot, if it rolls out too.
-            actor_class: class of the workers otherwise; a simulation has its own.
         """
         self._config = config
         self._actor_class = actor_class
@@ -286,7 +282,6 @@ class LearnerGroup:
         return {**metrics, **self._work(time.monotonic() - began, before)}
 
     async def adapter(self) -> Adapter:
-        """Copy the current adapter."""
         adapter = await self._workers[0].call(Learner.adapter)
         for worker in self._workers:
             worker.member.hold(adapter)
@@ -394,7 +389,7 @@ class LearnerGroup:
         self._starts.resize(self._ready, self._size)
 
     def _drop(self, worker: RemoteWorker) -> None:
-        """End a worker. Without a seat it is replaced; one with a seat fails in the next call to it."""
+        """End a worker. If it has a seat, the next call to it fails; if not, another one starts."""
         worker.member.state, worker.member.node, worker.member.node_id = "waiting", "", ""
         ray.kill(worker.actor)
         if worker in self._joining:
@@ -477,10 +472,11 @@ class LearnerGroup:
         return not any(worker.has_failed for worker in joining)
 
     async def _assign_seats(self) -> None:
-        """Give the workers their seats, as many of a node in each branch of the tree as all nodes have."""
+        """Give the workers their seats: each `near` workers of one node get a branch of the tree."""
         count, nodes = len(self._workers), Counter(worker.member.node_id for worker in self._workers)
         self._near = math.gcd(*nodes.values())
         by_node, far = sorted(self._workers, key=lambda worker: worker.member.node_id), count // self._near
+        # Seats c, c + far, c + 2 far ... are a branch; `by_node` holds its workers one after the other.
         self._workers = [by_node[seat % far * self._near + seat // far] for seat in range(count)]
         await asyncio.gather(
             *(worker.call(Learner.take_seat, Seat(at, count)) for at, worker in enumerate(self._workers))
@@ -488,10 +484,10 @@ class LearnerGroup:
 
     def _work(self, seconds: float, before: Sequence[tuple[float, int]]) -> Metrics:
         """Compute how busy the workers were in an update that took `seconds`."""
-        busy = [worker.busy_s - held for worker, (held, _) in zip(self._workers, before, strict=True)]
-        fetched = [worker.fetched - held for worker, (_, held) in zip(self._workers, before, strict=True)]
-        for worker, own, size in zip(self._workers, busy, fetched, strict=True):
-            worker.member.busy_share = round(min(1.0, own / seconds), 3)
+        busy = [worker.busy_s - earlier for worker, (earlier, _) in zip(self._workers, before, strict=True)]
+        fetched = [worker.fetched - earlier for worker, (_, earlier) in zip(self._workers, before, strict=True)]
+        for worker, busy_s, size in zip(self._workers, busy, fetched, strict=True):
+            worker.member.busy_share = round(min(1.0, busy_s / seconds), 3)
             worker.member.fetched_bytes = size
         return {
             "update/workers": float(len(self._workers)),
@@ -508,8 +504,8 @@ def _share(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
 
 def _restoring(workers: Sequence[RemoteWorker], state: LearnerState) -> list[Coroutine[Any, Any, None]]:
     """Put the state into the object store once, whatever the number of workers."""
-    held = cast(LearnerState, ray.put(state))
-    return [worker.call(Learner.restore, held) for worker in workers]
+    reference = cast(LearnerState, ray.put(state))
+    return [worker.call(Learner.restore, reference) for worker in workers]
 
 
 def _power_of_two(count: int) -> int:

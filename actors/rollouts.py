@@ -48,10 +48,7 @@ class RollingOut(Alive):
         torch.set_num_threads(config.cluster.rollout.threads)
 
     def prepare(self) -> dict[str, str]:
-        """Load the model and return the facts that decide the bits.
-
-        In the constructor, Ray would turn a user's mistake into a dead actor.
-        """
+        """Load the model and return the facts that decide the bits."""
         role = self._config.cluster.rollout
         device = take_device(role)
         frozen = FrozenModel(self._config.model, devices_of(role)) if role.gpus > 1 else None
@@ -118,11 +115,8 @@ class RolloutPool:
     ) -> None:
         """
         Args:
-            config: its section `cluster` sets the number of actors, their resources and deadlines.
-            nodes: is told where each actor runs and which ones failed.
             bundles: reserve the actors' resources; without them an actor runs wherever there is room.
-            process_of: makes the actor of a slot, if it is a learner worker too.
-            actor_class: class of the actors otherwise; a simulation has its own.
+            process_of: makes the actor of a slot, if it is a learner worker too; otherwise `actor_class` does.
         """
         cluster = config.cluster
         self._answer = partial(
@@ -178,7 +172,6 @@ class RolloutPool:
         return await self.pool.call(work)
 
     async def fetch(self, images: ImagesHandle) -> np.ndarray:
-        """Fetch images from the object store."""
         try:
             return await self._answer(cast(Any, images))
         except ActorFailedError as error:
@@ -224,4 +217,4 @@ class RolloutPool:
             raise ContractError(
                 f"a rollout actor must hold version {adapter.version} ({adapter.digest[:12]}), got {held}"
             )
-        self.pool.tell(actor, adapter)
+        self.pool.confirm(actor, adapter)

@@ -1,11 +1,11 @@
 """Room for every role in a cluster that has too little for all actors.
 
-A run goes on while each role has an actor: the learner, the rollout actors, each reward. So a role without one goes
-before further actors of the others:
+A run goes on while each role has an actor: the learner, the rollout actors, each reward. So a role without an actor
+gets room before the other roles get further actors:
 
 | while a role has no actor         | the other roles                                                                  |
 |-----------------------------------|----------------------------------------------------------------------------------|
-| always                            | are held: they begin no further actor, and withdraw those that wait for a node   |
+| always                            | are held: they begin no further actor, and withdraw actors that wait for a node  |
 | if it waits for a node for        | end as few actors as make room for one of it, and keep at least one each         |
 | `GRACE_S`                         |                                                                                  |
 
@@ -29,9 +29,9 @@ LOOK_S = 2.0
 GRACE_S = 10.0
 """Seconds for which a role without an actor waits before others end theirs; a process needs some of them to start."""
 SPARED = ("starting", "idle", "busy")
-"""States of actors that may end for another role, the first ones first."""
+"""States of actors that may end for another role, in the order in which they end."""
 SLACK = 1e-6
-"""Rounding of sums of fractions of a resource."""
+"""Largest rounding error of a sum of fractional resources."""
 Free = Mapping[str, Mapping[str, float]]
 """Free resources of each node that is alive, by node id and resource."""
 
@@ -56,7 +56,7 @@ class Role(Protocol):
         ...
 
     def hold(self, role: str) -> None:
-        """Leave the room that becomes free to another role until `release`."""
+        """Leave free room to another role until `release`."""
         ...
 
     def release(self) -> None:
@@ -82,7 +82,7 @@ class Room:
     def __init__(self, roles: Callable[[], Sequence[Role]], *, reserved: Callable[[str], Mapping[str, float]]) -> None:
         """
         Args:
-            roles: the roles, the first one the most needed; a reward's pool may be replaced.
+            roles: returns the roles, most needed first; a reward's pool may be replaced meanwhile.
             reserved: what one actor of a role reserves, by resource.
         """
         self._roles = roles

@@ -22,7 +22,7 @@ from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardPools
 from actors.rollouts import RolloutPool
 from flow.device import library_facts
-from learner.update.lanes import Gradient, Seat, Stage, added, slice_numbers
+from learner.update.lanes import Exchange, Gradient, Seat, added, slice_numbers
 from learner.update.update import Findings, Finished
 from protocol.config.run import RunConfig
 from protocol.messages import (
@@ -168,12 +168,12 @@ class Host:
                 self._fetched[seat] += rollout.latents.nbytes
                 await asyncio.sleep(sum(self._times.draw(self._times.pair_s) for _ in rollout.steps))
 
-    async def lane_sum(self, seat: int, cut: Stage) -> list[Gradient]:
+    async def lane_sum(self, seat: int, cut: Exchange) -> list[Gradient]:
         """Return a gradient of the adapter's size, cut into slices."""
         sizes = {name: array.size for name, array in self._gradient.items()}
         return cut.cut(self._gradient, slice_numbers(sizes, self._lanes[seat].workers))
 
-    async def added(self, seat: int, *sums: Gradient, cut: Stage) -> list[Gradient]:
+    async def added(self, seat: int, *sums: Gradient, cut: Exchange) -> list[Gradient]:
         """Add slices and cut the result."""
         sizes = {name: array.size for name, array in self._gradient.items()}
         return cut.cut(added(sums, np.add), slice_numbers(sizes, self._lanes[seat].workers))

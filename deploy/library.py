@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 
-from deploy.folder.location import default_folder, found_run, placed
+from deploy.folder.location import default_folder, folder_named, found_run
 from deploy.folder.read import source_of
 from deploy.monitor.progress import Progress
 from deploy.presets import Overrides, load_config, sources
@@ -122,7 +122,7 @@ async def evaluate_async(
         run: the run folder, or a run's name; None evaluates the base model of `preset`.
         preset: name of a preset or path of a YAML file; None takes the run's own config.
         overrides: see `train`; for example `data.heldout` and `evaluation.images_per_prompt`.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         is_best: take the checkpoint with the highest held-out score instead.
         adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others.
         features: a CLIP whose image features measure diversity.
@@ -210,7 +210,7 @@ def _training(
     is_local: bool,
     is_quiet: bool,
 ) -> "partial[Outcome]":
-    folder = placed(Path(_path("run", run))) if run else None
+    folder = folder_named(Path(_path("run", run))) if run else None
     source = source_of(preset, folder, "or run= with a run")
     config = load_config(source, overrides=overrides)
     return partial(

@@ -15,11 +15,11 @@ It then holds only the differences. A method that it names replaces the methods 
 `rewards` adds to the rewards of the layers below, in a file and as an override. A reward is removed with null:
 `rewards.pickscore=null`.
 
-A method is a published algorithm that can be applied to any preset. Its file says what it changes: `about` is a
-sentence with its source; `identity` holds the keys that define the method, which override a preset; `settings` is the
-scale at which its paper ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not
-set. What it does not say is that of the method named by its `base`, or of `methods/base.yaml`, which lists what every
-method decides.
+A method is a published algorithm that can be applied to any preset. In its file `about` is a sentence with its source;
+`identity` holds the keys that define the method, which override a preset; `settings` is the scale at which its paper
+ran it (steps, group sizes, learning rate), which applies only to keys that a preset does not set. A file holds only
+what differs from the method that its `base` names; the last base is `methods/base.yaml`, which lists what every method
+decides.
 """
 
 import os
@@ -48,12 +48,10 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets in this package."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def method_names() -> list[str]:
-    """Return the names of the methods in this package."""
     return sorted(path.stem for path in METHODS.glob("*.yaml") if path.stem != BASE)
 
 
@@ -150,7 +148,7 @@ def _at_home(value: Any, folder: Path) -> Any:
 
 
 def _layers(preset: str | Path, overrides: Overrides) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, Any]]]:
-    """Return the layers of a config, each overriding those before it, and the overrides without `method`."""
+    """Return the layers of a config, the later ones override the earlier ones, and the overrides without `method`."""
     given = list(_assignments(overrides))
     assignments = [(key, value) for key, value in given if key != METHOD]
     files = preset_files(preset)
@@ -185,7 +183,7 @@ def _assignments(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses a repeated key in a section; PyYAML would silently take the last one."""
+    """PyYAML's safe loader, which also refuses a repeated key in a section; PyYAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """Construct a section whose keys are all different."""
@@ -233,10 +231,10 @@ def read_method(name: object) -> dict[str, Any]:
             )
         remedy = f"write method={WORDS[name]}" if name in WORDS else suggest(str(name), method_names())
         raise ConfigError(f"unknown method {name!r}: {remedy}")
-    own = read_tree(METHODS / f"{name}.yaml")
-    under = read_method(own[BASE]) if BASE in own else read_tree(METHODS / f"{BASE}.yaml")
-    parts = {part: merge(under[part], own.get(part, {})) for part in ("identity", "settings")}
-    return {"about": own["about"], **parts}
+    method = read_tree(METHODS / f"{name}.yaml")
+    under = read_method(method[BASE]) if BASE in method else read_tree(METHODS / f"{BASE}.yaml")
+    parts = {part: merge(under[part], method.get(part, {})) for part in ("identity", "settings")}
+    return {"about": method["about"], **parts}
 
 
 def method_of(config: "RunConfig") -> str:

@@ -30,7 +30,7 @@ def require_backend(backend: str, device: str, *, key: str = "model.compile") ->
         ModelError: torch has no such backend, is too old, or finds no compiler.
     """
     if backend not in torch.compiler.list_backends(exclude_tags=()):
-        usual = sorted(torch.compiler.list_backends())  # without those for debugging
+        usual = sorted(torch.compiler.list_backends())  # without backends for debugging
         raise ModelError(f"{key} must be one of torch's backends {usual}, got {backend!r}")
     if unknown := sorted(SAME_BITS.get(backend, {}).keys() - set(torch._inductor.list_options())):
         raise ModelError(f"{key}={backend} needs torch 2.10 or newer, got {torch.__version__}: no {unknown[0]} option")

@@ -4,6 +4,7 @@
 another order, so float32 models keep diffusers' modules and their bits.
 """
 
+import importlib.util
 from types import MethodType
 from typing import Any
 
@@ -12,21 +13,49 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from protocol.config.model import ModelConfig
+from protocol.errors import ModelError
+
+PACKAGES = {"norms=triton": "triton", "attention=flash3": "flash_attn_interface", "attention=cudnn": "torch"}
+"""By key and value of `model`, the package that has the kernel, for GPUs only."""
+MOST_WIDTH = 256
+"""Numbers of a row that the Triton kernel takes, sixteen rows in a program."""
+
+
+def require_kernels(model: ModelConfig, device: str) -> None:
+    """Check that this machine has the kernels that a config asks for.
+
+    Raises:
+        ModelError: the package that has it is missing, or `device` is no GPU.
+    """
+    for asked, package in PACKAGES.items():
+        key, _, value = asked.partition("=")
+        if getattr(model, key) != value:
+            continue
+        if device != "cuda":
+            raise ModelError(f"model.{asked} needs GPUs for rollout and learner, got none: leave it out")
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"model.{asked} needs the package {package}, got none: install it, or leave the key out")
+
 
 def fuse(transformer: nn.Module, *, norms: str = "torch") -> None:
     """Replace diffusers' RMSNorm and SD3's attention in a frozen transformer; every other module stays.
 
     Args:
-        norms: `triton` for a kernel of our own where a row is a power of two.
+        norms: `triton` for a kernel of our own where a row is short and a power of two, also for torch's RMSNorm.
     """
     from diffusers.models.normalization import RMSNorm
 
     join_attention(transformer)
-    for module in transformer.modules():
-        if type(module) is RMSNorm and module.weight is not None and module.bias is None:
-            width = module.weight.numel()
-            is_short = norms == "triton" and width & (width - 1) == 0
-            module.forward = MethodType(_triton_norm if is_short else _rms_norm, module)
+    norms_there: Any = [module for module in transformer.modules() if type(module) in (RMSNorm, nn.RMSNorm)]
+    for module in norms_there:
+        if module.weight is None:
+            continue
+        width = module.weight.numel()
+        if norms == "triton" and width <= MOST_WIDTH and width & (width - 1) == 0:
+            module.forward = MethodType(_triton_norm, module)
+        elif type(module) is RMSNorm and module.bias is None:
+            module.forward = MethodType(_rms_norm, module)
 
 
 def join_attention(transformer: nn.Module) -> None:

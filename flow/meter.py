@@ -20,7 +20,7 @@ class Meter:
         meter.count("main_evaluations", 144)
         meter.read()     # {"work/sampling_seconds": 0.8, "work/main_evaluations": 144.0}
 
-    On a GPU the seconds are those between two events of the stream, so only `read` waits for the device.
+    On a GPU the seconds lie between two events of the stream, so only `read` waits for the device.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

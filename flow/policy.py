@@ -34,7 +34,7 @@ from flow.pieces import even_pieces
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.errors import ConfigError
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 
 class FlowPolicy:
@@ -151,7 +151,7 @@ class FlowPolicy:
         return {k: self.std(k) for k in self.steps}
 
     def conditioning(
-        self, text: str, negative: str, conditions: tuple[Condition, ...] = ()
+        self, text: str, negative: str, conditions: tuple[ConditionImage, ...] = ()
     ) -> tuple[Conditioning, ...]:
         """Return the embeddings for `velocity`: the negative prompt's if guidance is above 1, then the prompt's.
 
@@ -358,7 +358,7 @@ def build_policy(config: RunConfig, *, device: str, frozen: FrozenModel | None =
 
 
 def start_adapter(lora: Lora, config: RunConfig) -> None:
-    """Make a fresh adapter the one of iteration 0: load `model.lora.start` into it, if there is one.
+    """Turn a fresh adapter into the adapter of iteration 0: load `model.lora.start` into it, if there is one.
 
     Raises:
         ModelError: the saved LoRA cannot be read or belongs to another model.

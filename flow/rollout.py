@@ -156,7 +156,7 @@ def trajectory(
     stochastic: Sequence[int],
     until: int | None = None,
 ) -> Iterator[Step]:
-    """Take the T steps from `initial`, or those before point `until`.
+    """Take the T steps from `initial`, or only the steps before point `until`.
 
     Args:
         initial: a row for each member, or one row that all share: then the steps have one row up to the first
@@ -205,7 +205,7 @@ class Completed:
     index: Int[Tensor, "N P"]
     """The image of each member's points, as in `Rollout.image_index`."""
     points: int = 0
-    """How many images, the first ones, complete a point."""
+    """How many images complete a point; they come first."""
     further: Int[Tensor, "N E"] | None = None
     """The image of each member's further granularities."""
 
@@ -315,7 +315,7 @@ def _finished(sampled: Sampled) -> Completed:
 
 
 def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sampled: Sampled) -> Completed:
-    """Complete the points of the stochastic steps in one batch; the images are theirs, then the finished ones."""
+    """Complete the points of the stochastic steps in one batch; the finished images follow theirs."""
     members, shared = len(sampled.final), config.sampling.shared_noise
     # The group's first shard completes the point that all members share; with window `branch` each shard has its own.
     is_elsewhere = shared and request.first_member > 0 and config.sampling.window.rule != "branch"
@@ -323,12 +323,12 @@ def _points(policy: FlowPolicy, request: ShardRequest, config: RunConfig, sample
     rows = [first_rows] + [
         0 if number % config.completion.every else members for number in range(1, len(sampled.stochastic))
     ]
-    own = torch.arange(members)
-    first = torch.full_like(own, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(own) if shared else own
+    member = torch.arange(members)
+    first = torch.full_like(member, COMMON_IMAGE) if is_elsewhere else torch.zeros_like(member) if shared else member
     # Images lie one point after the other: point `number` begins where the rows of the points before it end.
     ends = [*accumulate(rows)]
-    later = [ends[number] + own if count else own * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
-    index = torch.stack([first, *later, ends[-1] + own], dim=1)
+    later = [ends[number] + member if count else member * 0 + NO_IMAGE for number, count in enumerate(rows[1:])]
+    index = torch.stack([first, *later, ends[-1] + member], dim=1)
     if not sum(rows):
         return Completed(clean=sampled.final, index=index)
     # Before a shared point all members are in one state, so its first row stands for them.

@@ -1,7 +1,7 @@
 """A transformer that is larger than a GPU: its blocks lie on several, one after the other.
 
-Each block computes with the kernels and shapes of one GPU, and copies are exact, so the bits are those of one GPU. The
-first GPU goes on with the next batch while the others compute, until something waits for a result.
+Each block computes with the kernels and shapes of one GPU, and copies are exact, so results have the same bits as on
+one GPU. The first GPU goes on with the next batch while the others compute, until something waits for a result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ def spread(transformer: nn.Module, devices: Sequence[torch.device], block_lists:
     """Move a transformer to its devices; each part then brings its inputs to its own, and the result is on the last.
 
     Args:
-        block_lists: see `placed`.
+        block_lists: see `devices_of_parts`.
     """
     if len(devices) == 1:
         transformer.to(devices[0])
@@ -29,11 +29,11 @@ def spread(transformer: nn.Module, devices: Sequence[torch.device], block_lists:
     inputs = _Inputs()
     transformer.register_forward_pre_hook(inputs.begin)
     transformer.register_forward_hook(inputs.end, always_call=True)
-    for part, device in placed(transformer, devices, block_lists):
+    for part, device in devices_of_parts(transformer, devices, block_lists):
         part.to(device).register_forward_pre_hook(partial(inputs.bring, device), with_kwargs=True)
 
 
-def placed(
+def devices_of_parts(
     transformer: nn.Module, devices: Sequence[torch.device], block_lists: Sequence[str]
 ) -> Iterator[tuple[nn.Module, torch.device]]:
     """Yield each part of a transformer with its device.

@@ -51,7 +51,8 @@ class TritonNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Float[Tensor, "... D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "... D"]:
         x = x.contiguous()
         y, width = torch.empty_like(x), x.shape[-1]
-        _normalise[_programs(x)](x, weight, y, x.numel() // width, eps, WIDTH=width, ROWS=ROWS)
+        with torch.cuda.device_of(x):  # triton runs on the current GPU; a model may be on several
+            _normalise[_programs(x)](x, weight, y, x.numel() // width, eps, WIDTH=width, ROWS=ROWS)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return y
@@ -60,9 +61,9 @@ class TritonNorm(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Float[Tensor, "... D"]) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
         out, width = torch.empty_like(x), x.shape[-1]
-        _slope[_programs(x)](
-            x, weight, slopes[0].contiguous(), out, x.numel() // width, ctx.eps, WIDTH=width, ROWS=ROWS
-        )
+        slope = slopes[0].contiguous()
+        with torch.cuda.device_of(x):
+            _slope[_programs(x)](x, weight, slope, out, x.numel() // width, ctx.eps, WIDTH=width, ROWS=ROWS)
         return out, None, None
 
 

@@ -6,21 +6,21 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from flowcredit.packages import ROOT, homes
+from flowcredit.packages import ROOT, package_folders
 
 CODE = "flowcredit's code"
 """Name of `code_digest` among the facts that the processes of a role must share."""
 COMPUTING = ("protocol", "flow", "learner", "rewards", "toyworld")
-"""Those of `flowcredit.packages.PACKAGES` that decide what is generated, scored and learnt."""
+"""The packages that decide what is generated, scored and learnt."""
 
 
 @cache
 def code_digest() -> str:
     """Compute the first 12 digits of the sha256 of all files of the packages `COMPUTING`, once for each process."""
     sha = hashlib.sha256()
-    for name, home in product(COMPUTING, homes()):
-        for path in sorted(Path(home, name).rglob("*.py")):
-            sha.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    for name, folder in product(COMPUTING, package_folders()):
+        for path in sorted(Path(folder, name).rglob("*.py")):
+            sha.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return sha.hexdigest()[:12]
 
 

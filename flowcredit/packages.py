@@ -36,7 +36,7 @@ class Ours:
         Returns:
             Where it is; None if it is not of `PACKAGES`.
         """
-        return PathFinder.find_spec(name, homes()) if path is None and name in PACKAGES else None
+        return PathFinder.find_spec(name, package_folders()) if path is None and name in PACKAGES else None
 
 
 class FolderLast:
@@ -51,7 +51,7 @@ class FolderLast:
             sys.path.append(sys.path.pop(0))
 
 
-def homes() -> list[str]:
+def package_folders() -> list[str]:
     """List the folders of our packages: one, or several in a Ray job, since `flowcredit submit` uploads each alone."""
     beside = (Path(entry) for entry in sys.path if ROOT.name.startswith(RAY_COPY))
     copies = (path for path in beside if path.name.startswith(RAY_COPY) and path.resolve().parent == ROOT.parent)
@@ -90,7 +90,7 @@ def _file_of(name: str, path: Sequence[str]) -> str:
 
 def shadows() -> list[Path]:
     """List foreign packages and modules on `sys.path` that have the name of one of ours."""
-    known = {str(Path(home).resolve()) for home in homes()}
+    known = {str(Path(folder).resolve()) for folder in package_folders()}
     folders = dict.fromkeys(Path(entry).resolve() for entry in (*sys.path, os.getcwd()))
     found = (
         folder / ending

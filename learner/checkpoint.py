@@ -10,7 +10,7 @@
         old/                                the adapter `old` in the same form, if the objective has one
         manifest.json                       sha256 of each file above, written last
     checkpoints/latest -> iteration_000040
-    checkpoints/best -> iteration_000020        the one with the best held-out score
+    checkpoints/best -> iteration_000020        the checkpoint with the best held-out score
 
 A folder is written under a temporary name, synced and renamed. Reading checks every digest first, and refuses a
 partial, truncated or altered folder with the reason. `latest` and `best` are for people; reading finds the newest
@@ -89,14 +89,14 @@ def write_checkpoint(
     _sync(root)
     shutil.rmtree(replaced, ignore_errors=True)
     _point_to(folder, LATEST)
-    held = by_iteration(root)
-    if best in held:
-        _point_to(held[best], BEST)
+    folders = by_iteration(root)
+    if best in folders:
+        _point_to(folders[best], BEST)
     youngest = time.time() - 3600 * keep_hours
-    for iteration in sorted((number for number in held if number <= state.iteration), reverse=True)[keep:]:
-        if held[iteration].stat().st_mtime <= youngest and iteration not in {best, *peaks}:
-            dropped = root / f".{held[iteration].name}.dropped.partial"
-            os.rename(held[iteration], dropped)
+    for iteration in sorted((number for number in folders if number <= state.iteration), reverse=True)[keep:]:
+        if folders[iteration].stat().st_mtime <= youngest and iteration not in {best, *peaks}:
+            dropped = root / f".{folders[iteration].name}.dropped.partial"
+            os.rename(folders[iteration], dropped)
             shutil.rmtree(dropped)
     return folder
 

@@ -32,7 +32,7 @@ def plain(text: str) -> str:
     return text if text.isprintable() else ESCAPES.sub("", text)
 
 
-def said(message: str) -> str:
+def printable(message: str) -> str:
     """Return a message that may quote foreign names: `plain`, and very long words lose their middle."""
     return LONG_WORD.sub(r"\1…\2", plain(message))
 
@@ -43,7 +43,7 @@ def one_line(error: object) -> str:
 
 
 def _message(error: object) -> str:
-    """Return an empty message for an exception of foreign code that fails to give its own."""
+    """Return an exception's message; empty if its class, which is foreign code, fails to give it."""
     try:
         return str(error)
     except (Exception, SystemExit):  # noqa: BLE001  whatever it raises, there is no message
@@ -54,8 +54,8 @@ def named_line(error: BaseException, file: str | None = None) -> str:
     """Return an exception of foreign code as one bounded line that begins with its type's name.
 
     Args:
-        file: the code's file, as its frames name it; the line ends with the exception's line there, as that of a
-            SyntaxError does.
+        file: the code's file, as its frames name it; the line ends with the number of the line there, as for a
+            SyntaxError.
 
     Returns:
         A line such as `KeyError: 'red' (mine.py, line 12)`.

@@ -34,7 +34,7 @@ class Detection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class ConditionImage:
     """An image that a prompt edits or refers to. `protocol.ground.condition_images` makes it and reads its pixels."""
 
     path: str
@@ -43,7 +43,7 @@ class Condition:
     """Of the file."""
 
 
-Asked = tuple[str, tuple[Condition, ...]]
+EncoderInput = tuple[str, tuple[ConditionImage, ...]]
 """What is encoded together: a prompt's text, or its negative one, and its condition images."""
 
 
@@ -55,8 +55,8 @@ class Prompt:
     text: str
     negative: str = ""
     metadata: Metadata = field(default_factory=dict)
-    conditions: tuple[Condition, ...] = ()
-    wanted: Condition | None = None
+    conditions: tuple[ConditionImage, ...] = ()
+    wanted: ConditionImage | None = None
     """An image that the prompt asks for, to be shown beside its own; it changes no score."""
 
 

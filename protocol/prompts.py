@@ -24,7 +24,7 @@ from protocol.config.run import DataConfig
 from protocol.errors import PromptError
 from protocol.ground.condition_images import condition_of
 from protocol.ground.resources import resolve
-from protocol.messages import Condition, Prompt
+from protocol.messages import ConditionImage, Prompt
 
 IMAGES = "image", "images"
 """Keys of a line that name condition images."""
@@ -33,7 +33,7 @@ WANTED = "wanted_image"
 
 
 def read_prompts(data: DataConfig, path: str) -> list[Prompt]:
-    """Read the prompts of one file and keep those with one of the configured tags.
+    """Read the prompts of one file; with configured tags, keep the prompts that have one of them.
 
     The `index` of a prompt is the index of its line in the file, from 0.
 
@@ -204,13 +204,13 @@ def _images(fields: Mapping[str, Any]) -> Sequence[str]:
     return names
 
 
-def _wanted(prompts: Path, name: Any) -> Condition | None:
+def _wanted(prompts: Path, name: Any) -> ConditionImage | None:
     if name is not None and not (isinstance(name, str) and name):
         raise PromptError(f"`{WANTED}` must be a path, got {name!r}")
     return _condition(prompts, name) if name else None
 
 
-def _condition(prompts: Path, name: str) -> Condition:
+def _condition(prompts: Path, name: str) -> ConditionImage:
     """Check an image that a line names; it is checked once in a process, which may read its prompt file often."""
     if "://" in name:
         raise PromptError(
@@ -225,5 +225,5 @@ def _condition(prompts: Path, name: str) -> Condition:
 
 
 @cache
-def _checked(path: Path, size: int, changed_ns: int) -> Condition:  # noqa: ARG001  an image that changes is read again
+def _checked(path: Path, size: int, changed_ns: int) -> ConditionImage:  # noqa: ARG001  an image that changes is read again
     return condition_of(path)

@@ -76,7 +76,7 @@ class Usage(Document):
     gpu_memory_bytes: int | None = None
     """Memory in use on its GPU, by all processes; null without a GPU, or without NVML."""
     gpu_share: float | None = None
-    """Share of the last second in which its GPU computed; null likewise."""
+    """Share of the last second in which its GPU computed; null without a GPU, or without NVML."""
 
 
 class ActorStatus(Document):
@@ -151,7 +151,7 @@ class Rewards(Document):
     heldout: float | None = None
     """Score of the newest evaluation."""
     heldout_first: float | None = None
-    """Score of the first one; null as long as it is the newest."""
+    """Score of the first evaluation; null as long as it is the newest."""
     heldout_iteration: int | None = None
     heldout_change: tuple[float, float] | None = None
     """95 % interval of `heldout` minus `heldout_first` over the held-out prompts; it holds 0 if that may be chance."""
@@ -289,7 +289,7 @@ class TrajectoryRecord(Document):
     steps: list[int]
     """The trained denoising steps k, [S]."""
     skipped: list[int] = []
-    """Those before which the image is Tweedie's estimate, which nobody scored: there is no reward."""
+    """The steps before which the image is a preview, Tweedie's estimate: it has no reward."""
     width: int
     """Of one image, pixels."""
     height: int

@@ -43,7 +43,7 @@ def read_tensors(source: str, *, file: str, is_outline: bool = False) -> dict[st
     return torch.load(found, map_location=where, weights_only=True, mmap=is_outline and is_zipfile(found))
 
 
-def outline_of(source: str, *, file: str) -> dict[str, Any] | None:
+def checkpoint_outline(source: str, *, file: str) -> dict[str, Any] | None:
     """Read the header of a checkpoint; None if it is on the hub and not in its cache.
 
     Raises:
@@ -57,7 +57,7 @@ def outline_of(source: str, *, file: str) -> dict[str, Any] | None:
     return load_pretrained(read_tensors, source, file=file, is_outline=True)
 
 
-def require_tensors(source: str, *, file: str) -> None:
+def require_checkpoint(source: str, *, file: str) -> None:
     """Raise ScorerError if the source of `read_tensors` is missing."""
     require_pretrained(source, *([] if _is_file(source, file) else [file]))
 

@@ -15,7 +15,8 @@ from protocol.messages import Metadata, Prompt, Scores
 from rewards.scores import partly
 
 GIVEN = 3
-"""Arguments that every call gets: images, prompts, metadata. Further ones but `conditions` are the config's `args`."""
+"""Arguments that every call gets: images, prompts, metadata. Further arguments, except `conditions`, are the config's
+`args`."""
 
 
 def scorer_class(function: Callable[..., Any]) -> type:
@@ -44,8 +45,7 @@ def scorer_class(function: Callable[..., Any]) -> type:
             self._args = args
 
         @staticmethod
-        def check(prompts: Sequence[Prompt]) -> None:
-            """Take every prompt."""
+        def check(prompts: Sequence[Prompt]) -> None: ...
 
         def score(
             self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], **given: Any

@@ -1,5 +1,6 @@
-"""Make an object from the import path of its class and arguments; a mistake is an `InputError`.
+"""Make an object from the import path `package.module:Class` and arguments; a mistake is an `InputError`.
 
+`extra` names the optional dependency group that installs what a class needs, for the error message.
 `rewards.scorer` makes scorers with it, `rewards.geneval` its detector, `rewards.ocr` its engine.
 """
 
@@ -19,16 +20,12 @@ Finder = Callable[[str], type]
 def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class) -> Any:
     """Import the class at `path` and construct it.
 
-    Args:
-        path: `package.module:Class`.
-        extra: the optional dependency group that installs what the class needs, for the error message.
-
     Raises:
         ConfigError: no such module or class.
         ScorerError: a library is not installed, or the constructor raises.
     """
     cls = load_class(path, args=args, extra=extra, find=find)
-    with explained(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
+    with foreign_errors(f"{path} cannot be built with the arguments {dict(args)}", path, extra):
         try:
             return cls(**args)
         except (TypeError, ValueError) as error:
@@ -37,13 +34,8 @@ def build_from_path(path: str, *, args: Mapping[str, Any], extra: str | None = N
 
 
 def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, find: Finder = find_class) -> type:
-    """Import the class at `path` and check that its constructor takes the keyword arguments `args`.
-
-    Args:
-        path: `package.module:Class`.
-        extra: dependency group that installs its libraries, for the error message.
-    """
-    with explained(f"{path} cannot be imported", path, extra):
+    """Import the class at `path` and check that its constructor takes the keyword arguments `args`."""
+    with foreign_errors(f"{path} cannot be imported", path, extra):
         cls = find(path)
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -58,20 +50,20 @@ def load_class(path: str, *, args: Mapping[str, Any], extra: str | None = None, 
     return cls
 
 
-def require_ready(path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class) -> None:
+def require_class_ready(
+    path: str, args: Mapping[str, Any], extra: str | None = None, *, find: Finder = find_class
+) -> None:
     """Call the static method `ready(**args)` of a class, if it has one: it checks libraries, weights and servers.
 
     Args:
-        path: `package.module:Class`.
         args: keyword arguments of the constructor, which is not called.
-        extra: the optional dependency group that installs what the class needs, for the error message.
 
     Raises:
         ScorerError: a library, weights or a server are missing; or see `load_class`.
     """
     ready = getattr(load_class(path, args=args, extra=extra, find=find), "ready", None)
     if ready is not None:
-        with explained(f"{path} is not ready", path, extra):
+        with foreign_errors(f"{path} is not ready", path, extra):
             ready(**args)
 
 
@@ -82,12 +74,8 @@ def require_library(name: str) -> None:
 
 
 @contextmanager
-def explained(failure: str, path: str, extra: str | None = None) -> Iterator[None]:
+def foreign_errors(failure: str, path: str, extra: str | None = None) -> Iterator[None]:
     """Turn all that foreign code raises in the block, and its exit, into one line.
-
-    Args:
-        path: `package.module:Class` of the foreign code.
-        extra: the optional dependency group that installs what it needs.
 
     Raises:
         ScorerError: the code raised, exited, or needs a library that is not installed.

@@ -22,16 +22,16 @@ from protocol.config.reward import RewardConfig
 from protocol.errors import ContractError, PromptError, ScorerError, breaks_gpu, line_in, named_line, suggest
 from protocol.ground.condition_images import read_condition
 from protocol.ground.import_path import find_either, foreign_module, is_path
-from protocol.messages import Condition, Metadata, Prompt, Scores
+from protocol.messages import ConditionImage, Metadata, Prompt, Scores
 from protocol.prompts import check_each
 from rewards import loading
 from rewards.function import scorer_class
-from rewards.loading import build_from_path, explained, load_class
+from rewards.loading import build_from_path, foreign_errors, load_class
 from rewards.scores import joined, split
 
 logger = logging.getLogger(__name__)
 
-ConditionImage = Condition | np.ndarray
+ConditionInput = ConditionImage | np.ndarray
 """A condition image: its file, or its pixels, uint8 [H, W, 3]."""
 
 
@@ -49,6 +49,10 @@ class Scorer(Protocol):
 
     A scorer whose `score` has a parameter `conditions` gets the condition images too: for each image a list of uint8
     [H, W, 3], read-only. If the parameter has no default, a prompt without condition images is refused before a run.
+
+    Arguments of the built-in scorers mean the same in all of them: `device` is a torch device, by default the GPU if
+    there is one; `batch` is the number of images of one forward; `parallel` bounds the requests in progress;
+    `timeout_s`, `tries`, `deadline_s` and `token_env` are `HttpCaller`'s.
     """
 
     name: str
@@ -112,7 +116,7 @@ SCORERS: dict[str, Registered] = {
     "imgedit_judge": Registered("rewards.editing.judge:ImgEditJudge"),
     "consistency": Registered("rewards.editing.consistency:Consistency"),
     "masked_psnr": Registered("rewards.editing.consistency:MaskedPsnr"),
-    "edit": Registered("rewards.editing.edit:Edit"),
+    "edit": Registered("rewards.editing.edit:EditScorer"),
 }
 """The built-in scorers by short name."""
 
@@ -149,9 +153,7 @@ def scorer_of(reward: RewardConfig) -> "CheckedScorer":
 def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
     """Check that a scorer can score these prompts; it is constructed only if its `check` is not a static method.
 
-    Args:
-        spec: a short name of `SCORERS`, or an import path (`protocol.ground.import_path`).
-        args: keyword arguments of the scorer's constructor.
+    `spec` and `args` are as in `build_scorer`.
 
     Raises:
         ScorerError: see `build_scorer`; or its `check` raises something else.
@@ -163,7 +165,7 @@ def check_prompts(spec: str, args: Mapping[str, Any], prompts: Sequence[Prompt])
         _require_conditions(path, prompts)
     is_static = isinstance(inspect.getattr_static(cls, "check", None), staticmethod)
     checker = cls if is_static else build_scorer(spec, **args)
-    with explained(f"{path} cannot check the prompts", path, extra):
+    with foreign_errors(f"{path} cannot check the prompts", path, extra):
         checker.check(prompts)
 
 
@@ -174,7 +176,7 @@ def require_ready(spec: str, args: Mapping[str, Any]) -> None:
         ScorerError: one is missing; or see `build_scorer`.
     """
     path, extra = _registered(spec)
-    loading.require_ready(path, args, extra, find=_class_at)
+    loading.require_class_ready(path, args, extra, find=_class_at)
 
 
 def components_of(spec: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -233,7 +235,7 @@ class CheckedScorer:
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[ConditionImage]] | None = None,
+        conditions: Sequence[Sequence[ConditionInput]] | None = None,
     ) -> Scores:
         """Score B images; an image at which the scorer raises has no score, with the exception as reason.
 
@@ -244,12 +246,12 @@ class CheckedScorer:
         Raises:
             ContractError: request or answer break the contract; the error names the scorer, the rule and the value.
         """
-        shown: Sequence[Sequence[ConditionImage]] = [()] * len(images) if conditions is None else conditions
+        shown: Sequence[Sequence[ConditionInput]] = [()] * len(images) if conditions is None else conditions
         self._check_request(images, prompts, metadata, shown)
         read_only = images.view()
         read_only.flags.writeable = False
         began = time.perf_counter()
-        scores, error = self._ask_around_failures(read_only, prompts, metadata, shown)
+        scores, error = self._scored_around_failures(read_only, prompts, metadata, shown)
         if error is not None:
             self._log(error, missing=int((~scores.valid).sum()), images=len(images))
         return replace(scores, seconds=time.perf_counter() - began)
@@ -265,12 +267,12 @@ class CheckedScorer:
         self.failure = "".join(format_exception(error))
         logger.warning("%s", said, exc_info=error)
 
-    def _ask_around_failures(
+    def _scored_around_failures(
         self,
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[ConditionImage]],
+        conditions: Sequence[Sequence[ConditionInput]],
     ) -> tuple[Scores, BaseException | None]:
         """Score B images, leaving out only images at which the scorer raises; also return the first exception, or None.
 
@@ -280,12 +282,12 @@ class CheckedScorer:
         score.
         """
         errors: list[BaseException] = []
-        pixels: dict[Condition, np.ndarray] = {}
+        pixels: dict[ConditionImage, np.ndarray] = {}
 
         def scored(rows: slice) -> Scores:
             try:
                 given = {"conditions": self._seen(conditions[rows], pixels)} if self.takes_conditions else {}
-                return self._ask(images[rows], prompts[rows], metadata[rows], given)
+                return self._answered(images[rows], prompts[rows], metadata[rows], given)
             except ContractError:
                 raise
             except (Exception, SystemExit) as error:  # any other failure means the same: no score
@@ -301,17 +303,19 @@ class CheckedScorer:
         return scored(slice(0, len(images))), errors[0] if errors else None
 
     def _seen(
-        self, conditions: Sequence[Sequence[ConditionImage]], pixels: dict[Condition, np.ndarray]
+        self, conditions: Sequence[Sequence[ConditionInput]], pixels: dict[ConditionImage, np.ndarray]
     ) -> list[list[np.ndarray]]:
         """Return the pixels of the condition images; `pixels` keeps the files that were read."""
         if self._needs_conditions and not all(conditions):
             raise PromptError("an image without a condition image cannot be scored")
-        for condition in {each for row in conditions for each in row if isinstance(each, Condition)} - pixels.keys():
+        for condition in {
+            each for row in conditions for each in row if isinstance(each, ConditionImage)
+        } - pixels.keys():
             pixels[condition] = read_condition(condition)
             pixels[condition].flags.writeable = False
-        return [[pixels[each] if isinstance(each, Condition) else each for each in row] for row in conditions]
+        return [[pixels[each] if isinstance(each, ConditionImage) else each for each in row] for row in conditions]
 
-    def _ask(
+    def _answered(
         self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata], given: Mapping[str, Any]
     ) -> Scores:
         try:
@@ -326,7 +330,7 @@ class CheckedScorer:
         images: np.ndarray,
         prompts: Sequence[str],
         metadata: Sequence[Metadata],
-        conditions: Sequence[Sequence[ConditionImage]],
+        conditions: Sequence[Sequence[ConditionInput]],
     ) -> None:
         if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
             got = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
@@ -413,7 +417,7 @@ class Piece:
     rows: tuple[int, ...]
     prompts: tuple[str, ...]
     metadata: tuple[Metadata, ...]
-    conditions: tuple[tuple[ConditionImage, ...], ...]
+    conditions: tuple[tuple[ConditionInput, ...], ...]
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> "Piece":

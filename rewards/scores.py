@@ -75,7 +75,7 @@ def _rows_of(scores: Scores, rows: Sequence[int]) -> Scores:
     )
 
 
-def groups_of(reward: RewardConfig, images: int, size: int | None) -> list[range]:
+def group_ranges(reward: RewardConfig, images: int, size: int | None) -> list[range]:
     """Cut a request into the groups that a scorer compares; one that sees single images gets all of them at once.
 
     Args:
@@ -122,7 +122,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
 def mix(scores: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
     """Compute the weighted sum of several scorers' scores of the same B images: value_b = sum_s weights[s] values[s]_b.
 
-    An image is valid only if all of its scores are; otherwise its value is NaN, and its reason joins those of all
+    An image is valid only if all of its scores are; otherwise its value is NaN, and its reason joins the reasons of all
     failed scorers by "; ". The components are each scorer's value under its name, and its components under
     `<scorer>/<component>`. Raw scores are summed without standardisation (Flow-GRPO's multi_score). If the scores of
     one scorer void the group, so does the mixture.
@@ -179,30 +179,29 @@ def _where_valid(valid: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 class Mixture(RewardSource):
-    """A reward source that mixes the scores of a run's scorers; a subclass asks them."""
+    """A reward source that mixes the scores of a run's scorers; a subclass calls them."""
 
     _config: RunConfig
 
     async def score_for_training(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
-        """Mix the scores of the scorers that train."""
-        answers = await self._ask(self._config.reward_weights, images, prompts, None)
+        answers = await self._scores_by_name(self._config.reward_weights, images, prompts, None)
         return mix(answers, self._config.reward_weights)
 
     async def score_for_evaluation(self, images: ImagesHandle, prompts: Sequence[Prompt]) -> Scores:
         """Mix the scores that train, and add the readings of the scorers that only evaluate."""
         count = self._config.evaluation.images_per_prompt
-        answers = await self._ask(self._config.evaluation_rewards, images, prompts, count)
+        answers = await self._scores_by_name(self._config.evaluation_rewards, images, prompts, count)
         return mix_observed(answers, self._config.evaluated_weights)
 
     @abstractmethod
-    async def _ask(
+    async def _scores_by_name(
         self,
         names: Collection[str],
         images: ImagesHandle,
         prompts: Sequence[Prompt],
         group: int | None,
     ) -> dict[str, Scores]:
-        """Return the scores of B images by each of these scorers; `group` images are one group, None: all of them."""
+        """Return each scorer's scores of B images; `group` images are one group, None: all of them."""
 
 
 def settle(name: str, config: RewardConfig, scores: Scores) -> Scores:

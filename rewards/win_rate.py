@@ -17,7 +17,7 @@ import numpy as np
 
 from protocol.errors import ContractError, ScorerError, named_line
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.loading import build_from_path, require_ready
+from rewards.loading import build_from_path, require_class_ready
 from rewards.scores import partly
 
 
@@ -54,12 +54,10 @@ class WinRate:
 
     @staticmethod
     def ready(*, compare: str, settings: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Raise ScorerError if the judge lacks weights or a server."""
-        require_ready(compare, settings or {})
+        require_class_ready(compare, settings or {})
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
         """Compare all pairs of one group's images uint8 [N, H, W, 3].

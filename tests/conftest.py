@@ -1,13 +1,15 @@
 """What many tests share: a tiny random Stable Diffusion 3 pipeline on disk, and a config that names it."""
 
+import asyncio
 import gc
+import inspect
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +17,9 @@ from protocol.config.parse import parse_config
 from protocol.config.run import RunConfig
 from tests.support.warm.ray_workers import variables
 from tests.support.worlds.devices import NEEDS_GPU, has_gpu
+
+if TYPE_CHECKING:
+    from tests.support.commands import Cli
 
 NEEDS_PACKAGES = "needs packages that are not installed; make installs them all"
 collect_ignore = [] if find_spec("ray") else ["actors", "deploy", "lab"]
@@ -75,6 +80,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
             item.stash[WARM].undo()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a test has written goes from worker to worker as UTF-8, also a path that is not."""
@@ -114,6 +129,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 def gpus(device: str) -> float:
     """What a rollout actor or a learner worker reserves of the one GPU, so that six fit; 0 on the CPU."""
     return 0.15 if device == "cuda" else 0
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Cli":
+    """`flowcredit …` in this process."""
+    from tests.support.commands import Cli
+
+    return Cli(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

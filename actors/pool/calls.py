@@ -49,11 +49,14 @@ HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
 
 
 class Alive:
-    """Answers pings while another call runs. A stopped process, or one that keeps the GIL, does not answer."""
+    """Answers pings while another call runs. A stopped process, or one that keeps the GIL, does not answer.
+
+    Actors load in `prepare`, not in their constructor, where Ray would turn a user's mistake into a dead actor.
+    """
 
     @ray.method(concurrency_group=GROUP)
     def ping(self) -> None:
-        """Answer that the process is alive."""
+        """Return as soon as the process can run Python."""
 
     @ray.method(concurrency_group=GROUP)
     def usage(self) -> Usage:

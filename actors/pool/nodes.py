@@ -12,7 +12,7 @@ from protocol.config.cluster import RoleConfig
 from protocol.sink import StatusSink
 
 FAILURES = 3
-"""A node with this many failed actors within the window is avoided."""
+"""Failed actors within the window after which a node is avoided."""
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -31,7 +31,7 @@ class NodeFailures:
         """
         Args:
             within_s: seconds for which a failed actor counts.
-            find: returns the node of an actor that failed before it reported its node.
+            find: returns the id of the node of an actor that failed before it reported it.
         """
         self._within_s = within_s
         self._clock = clock
@@ -77,7 +77,7 @@ class NodeFailures:
         return sorted(usable, key=lambda node: (_share(free.get(node, {}), nodes[node]), node))
 
     def _other_nodes(self) -> dict[str, str]:
-        """Select all nodes but the avoided ones; empty if there is nothing to select."""
+        """Return Ray's label selector for all nodes that are not avoided; empty if none are avoided."""
         avoided = self.avoided()
         alive = node_table()[0] if avoided else set()
         if not avoided & alive or not alive - avoided:

@@ -1,16 +1,16 @@
 """A resizable set of equal actors. An idle actor takes the next call; a dead one is replaced, and its call made again.
 
-A member works on one call at a time. So a caller waits at most for the calls before its own, and each of those has a
-deadline. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its
-member stays busy until the call has ended. Results do not depend on any of this, since a call carries everything that
-its answer depends on. `actors/pool/starts.py` describes how an actor starts.
+A member works on one call at a time, and each call has a deadline; so a caller waits at most for the calls before its
+own. A member that fails is killed and replaced; its call goes to the next idle member. If a caller gives up, its member
+stays busy until the call has ended. A call carries everything that its answer depends on, so no result depends on any
+of this. `actors/pool/starts.py` describes how an actor starts.
 
 With a `depth` of 2 a busy member also holds its next call, so that it begins without a round trip to this process. A
-member gets a call in advance only while at least as many further calls wait as there are members; otherwise a member
-could be idle while another one has two. The deadline of a held call begins with its turn. If the member fails, only the
-call in progress counts the failure (`FAILURES_PER_CALL`); the other one is made again.
+member gets a call in advance only while at least as many further calls wait as there are members; otherwise one member
+could be idle while another has two calls. The deadline of a held call begins with its turn. If the member fails, only
+the call in progress counts the failure (`FAILURES_PER_CALL`); the held call is made again.
 
-While a pool is held, another role has no actor (`actors/room.py`): it withdraws the starts that have no node, and
+A pool is held while another role has no actor (`actors/room.py`): it then withdraws the starts that have no node, and
 replaces only its last member. Afterwards it grows to its desired size again.
 """
 
@@ -191,7 +191,7 @@ class ActorPool:
         for handle in list(self._members):
             self._dismiss(handle)
 
-    def tell(self, handle: ActorHandle, adapter: Adapter) -> None:
+    def confirm(self, handle: ActorHandle, adapter: Adapter) -> None:
         """Note that a member confirmed this adapter."""
         for member in self.members:
             if member.handle is handle:
@@ -222,7 +222,7 @@ class ActorPool:
 
     def count_restart(self, handle: ActorHandle, error: BaseException) -> float:
         reason = one_line(error)
-        level = logging.INFO if self._report_failure else logging.WARNING  # whoever is told makes it an event
+        level = logging.INFO if self._report_failure else logging.WARNING  # the callback makes it an event
         log.log(level, "%s actor failed (%s), restart %d", self.name, reason, self.restarts + 1)
         if self._report_failure:
             self._report_failure(handle, reason)
@@ -340,7 +340,7 @@ class ActorPool:
             self._starts.begin(successor, is_needed=True, pause_s=pause_s).add_done_callback(self._start_ended)
 
     def _remove(self, member: Member, *, is_blamed: bool) -> None:
-        """End a member before its calls are answered; the first one may be to blame and answers with its error."""
+        """End a member before its calls are answered; its first call may be to blame and answers with its error."""
         for position, call in enumerate(member.line):
             call.is_blamed, call.has_failed = is_blamed and position == 0, True
             if call.task and not call.is_blamed:

@@ -22,9 +22,9 @@ def backoff_s(failures: int, bounds_s: tuple[float, float]) -> float:
 
 
 class RestartBudget:
-    """Counts failures. A failure that is older than the window, and older than the newest success, no longer counts.
+    """Counts failures. A failure no longer counts when it is older than the window and older than the newest success.
 
-    So a part that always fails ends its run, also if each try takes a large share of the window.
+    So a part that always fails ends its run, even if each try takes a large share of the window.
 
     budget = RestartBudget("rollout", limit=10, within_s=3600)
     await asyncio.sleep(budget.spend("killed"))      # then start the replacement
@@ -34,10 +34,8 @@ class RestartBudget:
     def __init__(self, name: str, *, limit: int, within_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            name: whose failures, for the error.
-            limit: most failures within the window.
-            within_s: seconds of the window.
-            clock: returns seconds.
+            name: what fails, for the error.
+            limit: most failures within the window of `within_s` seconds.
         """
         self.total = 0
         self._name = name

@@ -34,7 +34,7 @@ Prepare = Callable[[Member], Awaitable[Any]]
 """Makes the running actor of a member ready to work."""
 
 
-class Host(Protocol):
+class StartingPool(Protocol):
     """The part of a pool that a start needs."""
 
     name: str
@@ -61,11 +61,11 @@ class Host(Protocol):
 class Starts:
     """The members of one pool that are starting. Made and called by the pool only."""
 
-    def __init__(self, pool: Host, *, spawn: Callable[[int], ActorHandle], prepare: Prepare, patience_s: float) -> None:
+    def __init__(
+        self, pool: StartingPool, *, spawn: Callable[[int], ActorHandle], prepare: Prepare, patience_s: float
+    ) -> None:
         """
         Args:
-            pool: admits the members.
-            prepare: makes the running actor of a member ready to work.
             patience_s: seconds to wait for a node if no other member works.
         """
         self.trouble = ""
@@ -104,8 +104,8 @@ class Starts:
     def resize(self, ready: Sequence[Member], size: int) -> "list[asyncio.Task[None]]":
         """Cancel starts, or begin desired ones in free slots, so that `size` members are ready or starting.
 
-        Members without a node are cancelled first, desired ones before needed ones, the newest first. Otherwise an
-        empty pool could wait forever for a desired member.
+        Members without a node are cancelled first, desired before needed, the newest first. In another order an empty
+        pool could wait forever for a desired member.
 
         Args:
             ready: the members that are ready; they stay, also if there are more than `size`.

@@ -1,4 +1,4 @@
-"""What a process uses: its memory, and the memory and time of its GPU as NVML tells them."""
+"""What a process uses: its memory, and by NVML the memory and time of its GPU."""
 
 import sys
 from collections.abc import Callable
@@ -18,16 +18,16 @@ def usage() -> Usage:
     torch = sys.modules.get("torch")  # many scorers do not need it
     if torch is None or not torch.cuda.is_initialized():
         return Usage(memory_bytes=memory)
-    share = _told(lambda: torch.cuda.utilization(0))
+    share = _by_nvml(lambda: torch.cuda.utilization(0))
     return Usage(
         memory_bytes=memory,
-        gpu_memory_bytes=_told(lambda: torch.cuda.device_memory_used(0)),
+        gpu_memory_bytes=_by_nvml(lambda: torch.cuda.device_memory_used(0)),
         gpu_share=None if share is None else share / 100,
     )
 
 
-def _told(ask: Callable[[], Value]) -> Value | None:
-    """Return what NVML tells; None without its package, and for what it does not tell, as of a part of a GPU (MIG)."""
+def _by_nvml(measure: Callable[[], Value]) -> Value | None:
+    """Return a measurement; None without NVML's package, or where NVML has none, as for a part of a GPU (MIG)."""
     with suppress(Exception):
-        return ask()
+        return measure()
     return None

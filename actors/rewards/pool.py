@@ -34,7 +34,7 @@ from protocol.ports import ImagesHandle, Metrics
 from protocol.sink import StatusSink
 from protocol.status import PoolStatus
 from rewards.scorer import Piece, score_pieces, scorer_of
-from rewards.scores import Mixture, Tally, groups_of, joined, patched, settle
+from rewards.scores import Mixture, Tally, group_ranges, joined, patched, settle
 
 
 @ray.remote(**HEARTBEAT)
@@ -46,10 +46,7 @@ class RewardActor(Alive):
         self._threads = threads
 
     def prepare(self) -> dict[str, str]:
-        """Load the scorer, and return the facts that decide its bits: its file, our code, and what torch computes with.
-
-        In the constructor, Ray would turn a user's mistake into a dead actor.
-        """
+        """Load the scorer and return the facts that decide its bits: its file, our code, what torch computes with."""
         self._scorer = scorer_of(self._config)
         self._scorer.is_replaceable = True
         file = file_of(self._config.scorer)
@@ -122,7 +119,7 @@ class RewardPool:
             batch=sys.maxsize if config.sees == "group" else config.batch,
             delay_s=config.batch_delay_s,
             call=lambda work: self.pool.call(work),
-            ask=self._ask,
+            score_pieces=self._score_pieces,
         )
         self._paused_s = 0.0
         self._worked = -math.inf
@@ -148,17 +145,16 @@ class RewardPool:
             ContractError: the scorer broke its contract.
         """
         whole = Piece.of(prompts)
-        pieces = [whole.part(rows) for rows in groups_of(self._config, len(prompts), group)]
-        asked = time.monotonic()
+        pieces = [whole.part(rows) for rows in group_ranges(self._config, len(prompts), group)]
         scores = await self._tried(images, pieces)
         failed, pauses = time.monotonic(), 0
         while self._config.on_failure == "pause" and not scores.valid.any():
-            if failed < self._worked < asked:
-                break  # it has scored other images in the meantime, so the failure lies in these images
             pauses += 1
             await self._pause(scores.reasons[0], backoff_s(pauses, PAUSE_S))
-            asked = time.monotonic()
+            has_worked = self._worked > failed
             scores = await self._tried(images, pieces)
+            if has_worked:
+                break  # it had scored other images in the meantime, so the failure lies in these images
         if scores.valid.any():
             self._worked = time.monotonic()
         self._resume()
@@ -186,10 +182,14 @@ class RewardPool:
 
     def status(self) -> PoolStatus:
         """Describe its actors for the status; a pause is shown as trouble."""
-        held = self.pool.status()
-        return held.model_copy(update={"trouble": f"paused: {self.paused_because}"}) if self.paused_because else held
+        status = self.pool.status()
+        if not self.paused_because:
+            return status
+        return status.model_copy(update={"trouble": f"paused: {self.paused_because}"})
 
-    async def _ask(self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]) -> Scores:
+    async def _score_pieces(
+        self, actor: ActorHandle, pieces: Sequence[Piece], images: Sequence[ImagesHandle]
+    ) -> Scores:
         scores: Scores = await self._answer(actor.score.remote(pieces, *images), actor=actor)
         if not self._has_traceback and not scores.valid.all():
             with suppress(ActorFailedError):
@@ -257,12 +257,6 @@ class RewardPools(Mixture):
     def __init__(
         self, config: RunConfig, nodes: NodeFailures, sink: StatusSink, *, actor_class: Any = RewardActor
     ) -> None:
-        """
-        Args:
-            config: its sections `rewards` and `cluster` set the number of actors, their resources and deadlines.
-            nodes: is told where each actor runs and which ones failed.
-            actor_class: class of the actors; a simulation has its own.
-        """
         self._config = config
         self._actor_class = actor_class
         self._role = config.cluster.reward
@@ -294,7 +288,7 @@ class RewardPools(Mixture):
             if count
         }
 
-    async def _ask(
+    async def _scores_by_name(
         self,
         names: Collection[str],
         images: ImagesHandle,
@@ -331,7 +325,7 @@ class RewardPools(Mixture):
         )
 
     async def _prepare(self, name: str, member: Member) -> None:
-        """Load the scorer, and compare the facts that decide its bits with those of the reward's other actors.
+        """Load the scorer, and require the facts that decide its bits to equal those of the reward's other actors.
 
         Whether torch is loaded may depend on how a process began, so only facts that both name are compared.
         """

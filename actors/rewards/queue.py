@@ -3,7 +3,7 @@
 **Batching never changes a score.** An idle reward actor takes the oldest pending images, across groups, up to one
 batch.
 
-    queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, ask=ask)
+    queue = RewardQueue(batch=64, delay_s=0.0, call=pool.call, score_pieces=score_pieces)
     scores = await queue.score(images, piece)
 
 A call is formed when an actor is idle, or in advance for an actor that will be idle next. So no actor waits while there
@@ -29,12 +29,12 @@ from protocol.ports import ImagesHandle
 from rewards.scorer import Piece
 from rewards.scores import joined, split
 
-Ask = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
+ScorePieces = Callable[[ActorHandle, Sequence[Piece], Sequence[ImagesHandle]], Awaitable[Scores]]
 """One call to one actor; raises `ActorFailedError` if the actor died or overran its deadline."""
 
 
 @dataclass(eq=False)
-class Waiting:
+class WaitingPiece:
     """A piece that waits: its images and the future of its scores."""
 
     piece: Piece
@@ -52,7 +52,7 @@ class RewardQueue:
         batch: int,
         delay_s: float,
         call: Callable[[Work[None]], Awaitable[None]],
-        ask: Ask,
+        score_pieces: ScorePieces,
     ) -> None:
         """
         Args:
@@ -66,8 +66,8 @@ class RewardQueue:
         self.waiting = 0
         """Images that wait for scores or are being scored."""
         self._batch, self._delay_s = batch, delay_s
-        self._call, self._ask = call, ask
-        self._pending: deque[Waiting] = deque()
+        self._call, self._score_pieces = call, score_pieces
+        self._pending: deque[WaitingPiece] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -80,7 +80,7 @@ class RewardQueue:
         Returns:
             Scores in the piece's order; they are missing, with a reason, where a call failed.
         """
-        parts = [Waiting(part, images, is_alone=is_alone) for part in _cut(piece, self._batch)]
+        parts = [WaitingPiece(part, images, is_alone=is_alone) for part in _cut(piece, self._batch)]
         self.waiting += len(piece.rows)
         self._pending.extend(parts)
         self._changed.set()
@@ -124,7 +124,7 @@ class RewardQueue:
         if not parts:
             return
         try:
-            scores = await self._ask(actor, [part.piece for part in parts], [part.images for part in parts])
+            scores = await self._score_pieces(actor, [part.piece for part in parts], [part.images for part in parts])
         except asyncio.CancelledError:
             self._put_back(parts)
             raise
@@ -141,8 +141,8 @@ class RewardQueue:
             for part in parts:
                 _fail(part, error)
             return
-        for part, own in zip(parts, split(scores, [len(part.piece.rows) for part in parts]), strict=True):
-            _answer(part, own)
+        for part, part_scores in zip(parts, split(scores, [len(part.piece.rows) for part in parts]), strict=True):
+            _answer(part, part_scores)
 
     async def _fill_up(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._delay_s
@@ -153,9 +153,9 @@ class RewardQueue:
             except TimeoutError:
                 return
 
-    def _take(self) -> list[Waiting]:
+    def _take(self) -> list[WaitingPiece]:
         """Take the oldest pieces up to a full batch; drop pieces that nobody waits for any more."""
-        taken: list[Waiting] = []
+        taken: list[WaitingPiece] = []
         size = 0
         while self._pending:
             part = self._pending[0]
@@ -168,7 +168,7 @@ class RewardQueue:
             size += len(part.piece.rows)
         return taken
 
-    def _put_back(self, parts: Sequence[Waiting]) -> None:
+    def _put_back(self, parts: Sequence[WaitingPiece]) -> None:
         """Put back the pieces of a call whose actor failed before the call's turn."""
         self._pending.extendleft(reversed(parts))
 
@@ -178,12 +178,12 @@ class RewardQueue:
             _answer(part, Scores.missing(len(part.piece.rows), reason))
 
 
-def _answer(part: Waiting, scores: Scores) -> None:
+def _answer(part: WaitingPiece, scores: Scores) -> None:
     if not part.answer.done():
         part.answer.set_result(scores)
 
 
-def _fail(part: Waiting, error: Exception) -> None:
+def _fail(part: WaitingPiece, error: Exception) -> None:
     if not part.answer.done():
         part.answer.set_exception(error)
 

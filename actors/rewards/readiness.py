@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 async def require_ready_on_ray(config: RunConfig) -> None:
     """Ask one node for each reward, with the resources, labels and environment of its actors; nothing is loaded.
 
-    Rewards that the run's own machine can check are left to `deploy.run.inputs`: those without an own environment, if
-    no cluster is given. If no node has room within the deadline of a call, the check is left to the reward's actors.
+    Without a given cluster, `deploy.run.inputs` checks a reward that has no `runtime_env` on the run's own machine. If
+    no node has room within the deadline of a call, the check is left to the reward's actors.
 
     Raises:
         ScorerError: a library, the weights or the server of a reward are missing there.
     """
 
-    async def ask(reward: RewardConfig) -> None:
+    async def check(reward: RewardConfig) -> None:
         (there, options), labels = for_actors(reward, config), config.cluster.reward.labels
         options |= {"label_selector": labels} if labels else {}
         timeout_s = reward.timeout_s or config.cluster.reward.timeout_s
@@ -35,7 +35,7 @@ async def require_ready_on_ray(config: RunConfig) -> None:
             log.warning("scorer %s could not be checked before the run: %s", reward.scorer, error)
 
     is_given = cluster_address(config.cluster) is not None
-    await asyncio.gather(*(ask(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))
+    await asyncio.gather(*(check(reward) for reward in config.rewards.values() if is_given or reward.runtime_env))
 
 
 @ray.remote(max_retries=0)

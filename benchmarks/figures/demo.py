@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from deploy.folder.gallery import FAIL, PASS, Kept, before_after_text, read_gallery
+from deploy.folder.gallery import FAIL, PASS, GalleryImage, before_after_text, read_gallery
 from deploy.folder.names import GALLERY
 from deploy.report.runs import HELDOUT, REWARD, Run, read_run
 
@@ -62,7 +62,7 @@ def _curves(part: SubFigure, runs: Sequence[Run]) -> None:
     reward.set_xlabel("iteration")
 
 
-def _sheet(axes: Axes, cells: Sequence[Kept]) -> None:
+def _sheet(axes: Axes, cells: Sequence[GalleryImage]) -> None:
     """Draw images with a bar below each: green up to its score, from 0 to 1, and red after it."""
     for number, (image, score, *_) in enumerate(cells):
         x, y = WIDE * (number % COLUMNS), HIGH * (number // COLUMNS)

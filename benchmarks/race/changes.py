@@ -94,7 +94,7 @@ def run(
     with cpu_clock():
         for number, (name, keys) in enumerate(VARIANTS.items()):
             if not only or name in only:
-                extra = (f"evaluation.images_per_prompt={IMAGES}", SECOND["geneval"][0], *keys)
+                extra = (f"evaluation.images_per_prompt={IMAGES}", *SECOND["geneval"][0], *keys)
                 run_cell(
                     "toy_geneval",
                     CELL,

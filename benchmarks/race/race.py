@@ -110,9 +110,10 @@ def run_cell(
     folder = runs / cell.folder
     while True:
         done, spent = reached(folder)
-        if done >= iterations and spent >= seconds:
+        is_evaluated = any(line["iteration"] == done for line in lines_of(folder) if "evaluation/score" in line)
+        if done >= iterations and spent >= seconds and is_evaluated:
             return
-        target = max(iterations, done + every if done >= iterations else 0)
+        target = max(iterations, done + every if done >= iterations and is_evaluated else 0)
         config = cell_config(preset, cell, iterations=target, every=every, extra=extra)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not run_training(config, folder=folder, is_local=True, progress=Progress()).finished:

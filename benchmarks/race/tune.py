@@ -35,7 +35,7 @@ GOALS: Mapping[str, float] = {"geneval": 0.608, "pickscore": 0.516}
 """The rewards that settings are tuned on, and the mean score of Flow-GRPO after 60 and 20 iterations."""
 FEWER_IMAGES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("geneval", "graded"), ("evaluation.images_per_prompt=12",))
 """Half of the images of the longer races, for a standard error of 0.021: an evaluation costs as much as iterations."""
-RUNGS: Sequence[tuple[int, float]] = ((9, 30.0), (3, 90.0), (2, 180.0))
+RUNGS: Sequence[tuple[int, float]] = ((9, 30.0), (2, 90.0))
 """Settings of each rung and the CPU seconds that each has trained at its end; the winner is the last rung's best."""
 PACE_ITERATIONS = 3
 RATES = (2e-3, 1e-3, 4e-3)
@@ -45,14 +45,12 @@ KNOBS: Mapping[str, tuple[str, Sequence[float | str]]] = {
     "elbo": ("learner.forward.loss", ("pepg", "epg", "par")),
     "flow_grpo_fast": ("sampling.noise_level", (0.8, 0.6, 0.95)),
     "diffusion_nft": ("learner.forward.beta", (1.0, 0.3, 0.1)),
-    "ram": ("learner.forward.multiplier", (1.0, 0.3, 3.0)),
+    "ram": ("learner.forward.multiplier", (3.0, 1.0, 10.0)),
     "awm": ("learner.old.weight", (1.0, 0.3, 3.0)),
     "dgpo": ("learner.forward.preference", (100.0, 10.0, 1000.0)),
     "flow_grpo": ("sampling.noise_level", (0.7, 0.5, 1.0)),
-    "flow_dppo": ("learner.divergence_bound", (1e-5, 1e-6, 1e-4)),
-    "branch_grpo": ("sampling.noise_level", (0.3, 0.5, 0.7)),
 }
-"""Each method's main knob and its values, as `RATES` with the untuned race's first."""
+"""Each method's main knob and its values; the first one and `RATES[0]` are tried with all values of the other."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Tuning:
 
     path: Path
     paces: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of an iteration by `method/reward`."""
+    """CPU seconds of an iteration by `name/reward`; the name is the method's, with the setting of a final."""
     cells: list[dict[str, Any]] = field(default_factory=list)
     """One for each setting, reward and rung."""
 
@@ -143,11 +141,11 @@ class Tuning:
         raise typer.BadParameter(f"a raced method must be tuned, got {method}: run `benchmarks.race.tune run` first")
 
 
-def measure_pace(tuning: Tuning, variant: str, reward: str, keys: Sequence[str], runs: Path) -> float:
-    """Return the CPU seconds of an iteration, the quickest of some."""
-    name = f"{variant}/{reward}"
+def measure_pace(tuning: Tuning, name: str, cell: Cell, keys: Sequence[str], runs: Path) -> float:
+    """Return the CPU seconds of an iteration, the quickest of some, which are kept by name and reward."""
+    name = f"{name}/{cell.reward}"
     if name not in tuning.paces:
-        cell, folder = Cell(variant, SEED, reward), runs / "pace"
+        folder = runs / "pace" / name
         extra = ("evaluation.images_per_prompt=1", *keys)
         run_cell(PRESET, cell, folder, iterations=PACE_ITERATIONS, seconds=0.0, every=0, extra=extra)
         done, spent = reached(folder / cell.folder)
@@ -159,7 +157,7 @@ def measure_pace(tuning: Tuning, variant: str, reward: str, keys: Sequence[str],
 def train(tuning: Tuning, setting: Setting, reward: str, rung: int, runs: Path) -> None:
     """Train a cell to the end of its rung, from where it is, and note its score."""
     cell, folder = Cell(setting.method, SEED, reward), runs / setting.folder
-    pace = measure_pace(tuning, setting.method, reward, setting.keys, runs)
+    pace = measure_pace(tuning, setting.method, cell, setting.keys, runs)
     iterations = max(1, round(RUNGS[rung][1] / pace))
     extra = (*FEWER_IMAGES.get(reward, ()), *setting.keys)
     run_cell(PRESET, cell, folder, iterations=iterations, seconds=0.0, every=0, extra=extra)
@@ -217,7 +215,7 @@ def run(
     with cpu_clock():
         for method in methods:  # all paces in one go, as the other programs of the machine change
             for reward in GOALS:
-                measure_pace(tuning, method, reward, settings_of(method)[0].keys, runs)
+                measure_pace(tuning, method, Cell(method, SEED, reward), settings_of(method)[0].keys, runs)
         for rung in range(rungs):
             for setting, reward in todo(tuning, methods, rung, most):
                 typer.echo(f"rung {rung}, {reward}: {setting}")

@@ -30,6 +30,17 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
         "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}",
         "evaluation.component=reward",
     ),
+    # The preset `toy_ocr`.
+    "ocr": (
+        "model.path=pkg://toyworld/sign_model",
+        "data.train=pkg://toyworld/prompts/signs_train.jsonl",
+        "data.heldout=pkg://toyworld/prompts/signs_heldout.jsonl",
+        "data.tags=[]",
+        "group.per_iteration=8",
+        "rewards={geneval: null, ocr: {scorer: ocr, batch: 16, args: {engine_args: {line_width: 96}}}}",
+        "evaluation.component=ocr",
+        "evaluation.images_per_prompt=4",
+    ),
 }
 THREE_SEEDS = ("flow_grpo", "stepwise", "stepwise_flow_sde", "dense_grpo", "tp_grpo", "stepwise_calibrated")
 METHODS = (

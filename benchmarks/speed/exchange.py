@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulated import ARRAYS
-from learner.update.lanes import Stage, added
+from learner.update.lanes import Exchange, added
 from learner.update.workers import gradient_slices
 
 ADAPTERS = (717.0, 75.0)
@@ -106,7 +106,7 @@ class Worker:
     def __init__(self, node: Node, step: "Step") -> None:
         self._node, self._step = node, step
 
-    async def keep_each(self, count: int, _: Any, *parts: Any, cut: Stage | None = None) -> Sequence[Part]:
+    async def keep_each(self, count: int, _: Any, *parts: Any, cut: Exchange | None = None) -> Sequence[Part]:
         """Take the time of adding parts, or of bringing a whole sum from the GPU, and of putting the result away."""
         step, rates = self._step, self._step.rates
         if cut is None:

@@ -74,6 +74,8 @@ REPLAYS = 20
 """Forwards with a gradient that are compared with one without."""
 SMALL = ("model.max_sequence_length=2", "sampling.steps=3", "group.per_iteration=2")
 """Further ones for the tiny architecture."""
+TUNED = {"attention": "cudnn", "norms": "triton", "lora": {"qkv": "joined"}}
+"""Kernels that are off by default, in the section `model`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ class Setup:
     guidance: float = 1.0
     has_checkpointing: bool = False
     compile: str | None = None
+    is_tuned: bool = False
     peak_tflops: float | None = None
     is_tiny: bool = False
     rounds: int = 3
@@ -193,6 +196,7 @@ def config_of(setup: Setup) -> RunConfig:
                 "decode_batch": setup.decode_batch,
                 "gradient_checkpointing": setup.has_checkpointing,
                 "compile": setup.compile,
+                **(TUNED if setup.is_tuned else {}),
             },
             "data": {"train": "none", "heldout": "none"},
             "cluster": {role: {"gpus": float(setup.device == "cuda")} for role in ("rollout", "learner")},
@@ -367,6 +371,7 @@ def main(
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance weight.", min=1.0)] = Setup.guidance,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Use gradient checkpointing.")] = False,
     compile: Annotated[str | None, typer.Option(help="torch.compile backend, such as inductor.")] = None,  # noqa: A002
+    tuned: Annotated[bool, typer.Option("--tuned", help="Take all kernels that are off by default.")] = False,
     peak_tflops: Annotated[float | None, typer.Option(help="The GPU's dense bf16 peak, if unknown.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Use a tiny architecture and 16 x 16 pixels.")] = False,
     is_estimate: Annotated[
@@ -390,6 +395,7 @@ def main(
         guidance=guidance,
         has_checkpointing=checkpointing,
         compile=compile,
+        is_tuned=tuned,
         peak_tflops=peak_tflops,
         is_tiny=tiny,
         rounds=rounds,

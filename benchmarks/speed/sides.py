@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.speed.gpu_model import random_backbone
 from deploy.presets import load_config
-from deploy.tools.estimate import Evaluations, count_evaluations, count_shard, pass_cost
+from deploy.tools.estimate import IterationCounts, count_evaluations, count_shard, pass_cost
 from deploy.tools.planning.balance import Balance, balance_of
 from flow.models.backbones.flux import Flux
 from flow.models.families import FLUX, SD3, Family
@@ -52,7 +52,7 @@ def flux_backbone(config: ModelConfig, fake: FakeTensorMode) -> PipelineBackbone
         return backbone_of_parts(Flux, config, parts, device="cpu")
 
 
-def counted(preset: str, method: str, *, lanes: int) -> tuple[RunConfig, Evaluations, float]:
+def counted(preset: str, method: str, *, lanes: int) -> tuple[RunConfig, IterationCounts, float]:
     """Count an iteration of a preset.
 
     Args:
@@ -84,7 +84,7 @@ def resized(config: RunConfig, *, actors: int, workers: int) -> RunConfig:
     return config.model_copy(update={"cluster": cluster})
 
 
-def best_split(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[str, Balance]:
+def best_split(config: RunConfig, counts: IterationCounts, gpus: int) -> tuple[str, Balance]:
     """Find the split of GPUs with the shortest iteration if both sides work at once, and the fewest workers of equals.
 
     Returns:
@@ -98,7 +98,7 @@ def best_split(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[str, 
     return min(((name, replace(each, overlaps=True)) for name, each in splits), key=lambda split: split[1].iteration)
 
 
-def best_bundles(config: RunConfig, counts: Evaluations, gpus: int) -> tuple[int, Balance]:
+def best_bundles(config: RunConfig, counts: IterationCounts, gpus: int) -> tuple[int, Balance]:
     """Compute the balance of `cluster.layout: colocated` with as many bundles as GPUs and lanes allow."""
     bundles = max(size for size in range(1, gpus + 1) if config.learner.lanes % size == 0)
     return bundles, replace(balance_of(resized(config, actors=bundles, workers=bundles), counts), overlaps=False)

@@ -20,7 +20,7 @@ from deploy.api.auth import Access
 from deploy.api.cache import StatusCache
 from deploy.api.history.curves import LINES_AT_ONCE, CurveCache, is_wanted
 from deploy.api.history.routes import JSON, RunName, history
-from deploy.api.middleware import Guard
+from deploy.api.middleware import RequestGuard
 from deploy.api.problems import Problem, add_problem_handlers, documented
 from deploy.api.prometheus import CONTENT_TYPE, exposition
 from deploy.api.source import Source
@@ -92,7 +92,7 @@ def make_app(source: Source, access: Access) -> FastAPI:
     app.state.curves, app.state.drawing = CurveCache(source), asyncio.Lock()
     add_problem_handlers(app)
     app.add_middleware(
-        Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=access.admit
+        RequestGuard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=access.admit
     )
     app.include_router(_open)
     app.include_router(_reading, dependencies=access.to_read)
@@ -240,18 +240,18 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
         raise Problem(404, f"no such pool: the pools are {', '.join(held.name for held in status.pools) or 'none'}")
     if not found.is_resizable:
         raise Problem(409, f"{pool} cannot be scaled: {FIXED_SIZE}")
-    return await _ask(request, response, run, new_command("scale", pool=pool, count=size.count))
+    return await _send(request, response, run, new_command("scale", pool=pool, count=size.count))
 
 
 @_control.post("/runs/{run}/commands", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
     """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
     await _running(request, run)
-    return await _ask(request, response, run, new_command(body.command))
+    return await _send(request, response, run, new_command(body.command))
 
 
-async def _ask(request: Request, response: Response, run: str, command: Command) -> Command:
-    await request.app.state.source.ask(run, command)
+async def _send(request: Request, response: Response, run: str, command: Command) -> Command:
+    await request.app.state.source.send(run, command)
     response.headers["Location"] = f"/runs/{run}/commands/{command.id}"
     return command
 

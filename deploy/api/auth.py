@@ -57,7 +57,7 @@ class Access:
             raise Problem(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
     async def admit(self, request: Request) -> None:
-        """Do the same from the head of a request, before its body is read."""
+        """Check the token as `require_token` does, by the head of a request, before its body is read."""
         self.require_token(await BEARER(request))
 
 

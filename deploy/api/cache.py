@@ -1,4 +1,4 @@
-"""The newest readings that the API has: many clients share one, and the cache outlives the board."""
+"""The newest statuses that the API has read: many clients share one reading, and the cache outlives the board."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from deploy.api.problems import Problem
 from deploy.api.source import Source
-from deploy.monitor.health import Reading
+from deploy.monitor.health import DatedStatus
 from protocol.errors import BoardError, DamagedError
 from protocol.status import RunStatus
 
@@ -34,9 +34,9 @@ class StatusCache:
         """Read from `source` on demand; `clock` is in seconds."""
         self._source = source
         self._clock = clock
-        self._listed: dict[str, Reading] | None = None
+        self._listed: dict[str, DatedStatus] | None = None
         self._list_read = 0.0
-        self._alone: dict[str, Reading] = {}
+        self._alone: dict[str, DatedStatus] = {}
         self._looks: dict[str | None, _Look] = {}
         self._looking: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
         self._texts: dict[str, tuple[RunStatus, bytes]] = {}
@@ -103,7 +103,7 @@ class StatusCache:
     async def _read_list(self) -> None:
         began = self._clock()
         statuses = await self._source.runs()
-        self._listed = {status.run: Reading.of(status, began, self._newest(status.run)) for status in statuses}
+        self._listed = {status.run: DatedStatus.of(status, began, self._newest(status.run)) for status in statuses}
         self._list_read = began
 
     async def _read_one(self, run: str) -> None:
@@ -113,13 +113,13 @@ class StatusCache:
             for held in (self._alone, self._texts, self._listed or {}):
                 held.pop(run, None)
             return
-        reading = Reading.of(status, began, self._newest(run))
+        reading = DatedStatus.of(status, began, self._newest(run))
         while len(self._alone) >= HELD and run not in self._alone:
             oldest = next(iter(self._alone))
             for held in (self._alone, self._texts, self._looks):
                 held.pop(oldest, None)
         self._alone[run] = reading
 
-    def _newest(self, run: str) -> Reading | None:
+    def _newest(self, run: str) -> DatedStatus | None:
         found = [held[run] for held in (self._alone, self._listed or {}) if run in held]
         return max(found, key=lambda reading: reading.read, default=None)

@@ -33,14 +33,14 @@ def _most_connections() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """One connection. If there are too many, one that waits for the rest of its request is closed: of the peer with the
-    most of them, the one that has waited longest.
+    """One connection. If there are too many, one is closed: of the peer with the most connections that wait for the
+    rest of a request, the one that has waited longest.
 
     So a client that sends its request at once is served, however many other connections send nothing or little.
     """
 
     head_s = 10.0
-    """Seconds in which the head of a request must have arrived, and then what nobody reads of its body."""
+    """Seconds in which the head of a request must have arrived, and then the part of its body that nobody reads."""
     body_rate = 1024 * 1024
     """Bytes of a body that must arrive in a second, on average after the first `head_s`."""
     most = _most_connections()
@@ -53,17 +53,15 @@ class BoundedConnection(H11Protocol):
         """When the waiting began, on the event loop's clock."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > self.most:
-            log.warning("more than %d connections: the ones that wait longest for a request are closed", self.most)
+            log.warning("more than %d connections: those that wait longest for a request are closed", self.most)
             waiting = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_waiting]
             of_peer = Counter(each.peer for each in waiting)
             max(waiting, key=lambda each: (of_peer[each.peer], -each.since)).give_up()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
         super().data_received(data)
         self._watch()
 
@@ -73,7 +71,6 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
         super().connection_lost(exc)
         if self._timer:
             self._timer.cancel()

@@ -128,13 +128,13 @@ class FolderSource:
         file = await asyncio.to_thread(_file, found)
         return next((held for held in file.commands if held.id == command), None) if file else None
 
-    async def ask(self, run: str, command: Command) -> None:
+    async def send(self, run: str, command: Command) -> None:
         """Send a command to a run (BoardError: it is not live)."""
         found = (await self._scan()).get(run)
         board = await self._live(found) if found else None
         if found is None or board is None:
             raise BoardError(f"run {run} has no board that answers: it takes no commands")
-        await board.ask(found.name, command)
+        await board.send(found.name, command)
 
     async def _scan(self) -> dict[str, _Run]:
         async with self._scanning:

@@ -27,7 +27,7 @@ PEER_BODIES = 64
 MIB = 1024 * 1024
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware. The application gets a request with its whole body.
 
     It answers with problem details, which starlette's TrustedHostMiddleware cannot do.

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deploy.board.board import QueueFullError
-from protocol.errors import BoardError, DamagedError, said
+from protocol.errors import BoardError, DamagedError, printable
 
 log = logging.getLogger(__name__)
 MEDIA = "application/problem+json"
@@ -35,7 +35,7 @@ class Problem(Exception):  # noqa: N818
             detail: one sentence on what is wrong.
         """
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, said(detail), headers
+        self.status, self.detail, self.headers = status, printable(detail), headers
 
     def response(self) -> JSONResponse:
         details = ProblemDetails(title=HTTPStatus(self.status).phrase, status=self.status, detail=self.detail)

@@ -18,11 +18,11 @@ import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from deploy.api.auth import Access
-from deploy.api.middleware import Guard
+from deploy.api.middleware import RequestGuard
 from deploy.api.problems import Problem, add_problem_handlers, documented
-from deploy.api.scorer_process import Place
+from deploy.api.scorer_process import ScorerSlot
 from protocol.errors import ContractError, InputError
-from protocol.messages import Condition, Prompt, Scores
+from protocol.messages import ConditionImage, Prompt, Scores
 from rewards.http.wire import (
     JSON,
     MSGPACK,
@@ -60,7 +60,7 @@ BODIES_HELD = 8
 class ServedScorer:
     """One scorer, whose turn it is, and its counts of images."""
 
-    def __init__(self, slot: Place, *, max_waiting: int) -> None:
+    def __init__(self, slot: ScorerSlot, *, max_waiting: int) -> None:
         """Serve the scorer in `slot`; at most `max_waiting` images wait for it."""
         self.slot = slot
         self.waiting = self.scored = self.missing = 0
@@ -112,7 +112,7 @@ class ServedScorer:
             self._turn.release()
 
 
-def make_app(scorers: Mapping[str, Place], access: Access, *, max_waiting: int = 1024) -> FastAPI:
+def make_app(scorers: Mapping[str, ScorerSlot], access: Access, *, max_waiting: int = 1024) -> FastAPI:
     """Make the service.
 
     Args:
@@ -128,7 +128,9 @@ def make_app(scorers: Mapping[str, Place], access: Access, *, max_waiting: int =
     app.state.served = {name: ServedScorer(slot, max_waiting=max_waiting) for name, slot in scorers.items()}
     add_problem_handlers(app)
     admit = access.admit if access.to_call else None
-    app.add_middleware(Guard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=admit)
+    app.add_middleware(
+        RequestGuard, max_body_bytes=BODY_BYTES, bodies_held=BODIES_HELD, hosts=access.hosts, admit=admit
+    )
     app.include_router(_open)
     app.include_router(_calls, dependencies=access.to_call)
     return app
@@ -207,7 +209,7 @@ def _problem_of(scorer: CheckedScorer, call: CheckCall) -> str:
             index=line.index,
             text=line.text,
             metadata=line.metadata,
-            conditions=tuple(Condition(path="", sha256=sha256) for sha256 in line.conditions),
+            conditions=tuple(ConditionImage(path="", sha256=sha256) for sha256 in line.conditions),
         )
         for line in call.prompts
     ]

@@ -38,7 +38,7 @@ class Facts(NamedTuple):
         return cls(scorer.low, scorer.high, scorer.sees, scorer.takes_conditions)
 
 
-class Place(Protocol):
+class ScorerSlot(Protocol):
     """Where a scorer lives; it takes one call at a time."""
 
     facts: Facts
@@ -57,7 +57,7 @@ class Place(Protocol):
         ...
 
 
-class ScorerProcess(Place):
+class ScorerProcess(ScorerSlot):
     """The child process of one scorer; it ends with this process."""
 
     def __init__(self, spec: str, args: Mapping[str, Any], *, deadline_s: float) -> None:
@@ -85,7 +85,7 @@ class ScorerProcess(Place):
     async def run(
         self, function: Callable[Concatenate[CheckedScorer, P], Result], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """Call a function there, see `Place`."""
+        """Call a function there, see `ScorerSlot`."""
         try:
             await self._within(START_S, self._built)
             exchange = self._thread.submit(self._exchange, function, args, kwargs)

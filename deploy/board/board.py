@@ -103,7 +103,7 @@ class Written:
 
 
 @dataclass
-class Held:
+class NewestEntries:
     """The newest entries of a run's streams that the board holds."""
 
     session: str | None
@@ -137,7 +137,7 @@ class Board:
         with _answering(self.url):
             await self._redis.ping()
 
-    async def newest(self, run: str) -> Held:
+    async def newest(self, run: str) -> NewestEntries:
         """Return the newest entries of a run's streams."""
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=True)
@@ -147,10 +147,10 @@ class Board:
             pipe.hkeys(self._key(run, "trajectories"))
             session, lines, events, trajectories = await pipe.execute()
         numbers = {int(name) for name in trajectories if name.isascii() and name.isdigit()}
-        return Held(session, _top(lines), _top(events), numbers)
+        return NewestEntries(session, _top(lines), _top(events), numbers)
 
     async def remove_foreign(self, run: str, *, fence: Fence | None = None) -> None:
-        """Remove keys of the run whose type is not the one that `write` gives (FencedOutError: as in `write`)."""
+        """Remove keys of the run whose type `write` does not give (FencedOutError: as in `write`)."""
         kinds = {self._key(run, part): kind for part, kind in KINDS.items()} | {self._prefix + "runs": "zset"}
         with _answering(self.url):
             pipe = self._redis.pipeline(transaction=False)
@@ -276,7 +276,7 @@ class Board:
         with _answering(self.url):
             return _parsed(Command, await self._redis.hget(self._key(run, "commands"), command))
 
-    async def ask(self, run: str, command: Command) -> None:
+    async def send(self, run: str, command: Command) -> None:
         """Put a command into the run's queue (QueueFullError: too many already wait)."""
         with _answering(self.url):
             if await self._redis.llen(self._key(run, "queue")) >= OPEN_COMMANDS:

@@ -19,7 +19,7 @@ from deploy.board.board import (
     RECORDS_KEPT,
     Board,
     FencedOutError,
-    Held,
+    NewestEntries,
     Update,
     Written,
 )
@@ -109,7 +109,7 @@ class Publisher:
         self._on_contact = on_contact
         self._keep_s = keep_s
         self._lease = lease
-        self._held: Held | None = None
+        self._on_board: NewestEntries | None = None
         self._written: dict[str, str] = {}
         self._seen: set[str] = set()
 
@@ -139,7 +139,7 @@ class Publisher:
 
     def _note_failure(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        self._held = None
+        self._on_board = None
         self._is_damaged = isinstance(error, DamagedError)
         self._on_contact(f"{error}; it is written again" if self._is_damaged else str(error))
 
@@ -152,28 +152,28 @@ class Publisher:
             self._is_damaged, self._is_lost = False, True
         if not self._has_written:
             await self._board.prune()
-        if self._held is None:
-            held = await self._board.newest(status.run)
-            is_ahead = held.line > _last(buffers.lines, "seq") or held.event > _last(buffers.events, "number")
-            is_rewrite = self._is_lost or is_ahead or held.session != status.session
-            self._held = Held(status.session) if is_rewrite else held
+        if self._on_board is None:
+            newest = await self._board.newest(status.run)
+            is_ahead = newest.line > _last(buffers.lines, "seq") or newest.event > _last(buffers.events, "number")
+            is_rewrite = self._is_lost or is_ahead or newest.session != status.session
+            self._on_board = NewestEntries(status.session) if is_rewrite else newest
             self._written = {}
-        held = self._held
+        on_board = self._on_board
         update = Update(
             status,
-            lines=await buffers.lines_after(held.line),
-            events=[event for event in buffers.events if event.number > held.event],
+            lines=await buffers.lines_after(on_board.line),
+            events=[event for event in buffers.events if event.number > on_board.event],
             trajectories=[
-                record for iteration, record in buffers.trajectories.items() if iteration not in held.trajectories
+                record for iteration, record in buffers.trajectories.items() if iteration not in on_board.trajectories
             ],
             commands=[c for c in buffers.commands.values() if self._written.get(c.id) != c.state],
             is_rewrite=is_rewrite,
         )
         written = await self._write(update)
-        self._note(update, held)
+        self._note(update, on_board)
         self._is_lost = not written.is_whole
         if self._is_lost:
-            self._held = None  # everything is written again with the next heartbeat
+            self._on_board = None  # everything is written again with the next heartbeat
         await self._forget_old()
         hand_over = self._on_command if self._has_written else self._on_leftover
         self._has_written = True
@@ -192,13 +192,13 @@ class Publisher:
             await asyncio.to_thread(self._lease.renew)
             return await self._board.write(update, keep_s=self._keep_s, fence=self._lease.fence)
 
-    def _note(self, update: Update, held: Held) -> None:
+    def _note(self, update: Update, on_board: NewestEntries) -> None:
         """Note that the board holds this update."""
         if update.lines:
-            held.line = update.lines[-1].seq
+            on_board.line = update.lines[-1].seq
         if update.events:
-            held.event = update.events[-1].number
-        held.trajectories |= {record.iteration for record in update.trajectories}
+            on_board.event = update.events[-1].number
+        on_board.trajectories |= {record.iteration for record in update.trajectories}
         self._written |= {command.id: command.state for command in update.commands}
 
     async def _forget_old(self) -> None:

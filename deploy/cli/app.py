@@ -20,7 +20,7 @@ from deploy.cli import checks, configs, jobs, models, prompts, reports, rewards,
 from deploy.cli.options import BETWEEN
 from deploy.run.unfinished import end_process_if_left
 from flowcredit.packages import VERSION
-from protocol.errors import FlowcreditError, InputError, reason_of, said
+from protocol.errors import FlowcreditError, InputError, printable, reason_of
 
 CONTINUES = "; `train` continues from the newest checkpoint"
 TRAINING = ("train", "demo")
@@ -72,7 +72,7 @@ GROUPS: dict[str, dict[str, tuple[Any, str]]] = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A command whose help shows a flag as `--local`, without a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -84,7 +84,7 @@ class Command(TyperCommand):
         return params
 
 
-class TwoGroups(Command):
+class TwoGroups(CliCommand):
     """A command with `--` between two groups of words; click takes `--` away, so it becomes `BETWEEN`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -113,8 +113,8 @@ def _usage_in_one_line(ctx: Any) -> Iterator[None]:
         yield
     except USAGE as error:
         where = error.ctx.command_path if error.ctx else ctx.command_path
-        said = " ".join(error.format_message().split()).rstrip(".")
-        raise InputError(f"{said} ({_as_key(error) or f'see `{where} --help`'})") from None
+        message = " ".join(error.format_message().split()).rstrip(".")
+        raise InputError(f"{message} ({_as_key(error) or f'see `{where} --help`'})") from None
 
 
 def _as_key(error: Any) -> str:
@@ -149,7 +149,7 @@ def about(
 
 for panel, commands in GROUPS.items():
     for name, (command, words) in commands.items():
-        kind, example = TwoGroups if name == "compare" else Command, f"Example: flowcredit {name} {words}".rstrip()
+        kind, example = TwoGroups if name == "compare" else CliCommand, f"Example: flowcredit {name} {words}".rstrip()
         app.command(name, cls=kind, epilog=example, rich_help_panel=panel)(command)
 
 
@@ -190,5 +190,5 @@ def _stopped() -> str:
 
 
 def _end(message: str, code: int) -> None:
-    typer.echo(f"flowcredit: {said(message)}", err=True)
+    typer.echo(f"flowcredit: {printable(message)}", err=True)
     sys.exit(code)

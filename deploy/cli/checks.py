@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from deploy.cli.options import IsJson, Overrides, RunFolder
+from deploy.cli.options import IsJson, Overrides, RunFolderArgument
 from deploy.presets import load_config
 from protocol.errors import ConfigError
 
@@ -38,7 +38,7 @@ def doctor(
     _show(iter(worst_first), lambda row: row["verdict"], is_json=is_json)
 
 
-def verify(run: RunFolder, is_json: IsJson = False) -> None:
+def verify(run: RunFolderArgument, is_json: IsJson = False) -> None:
     """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
     from deploy.tools.verify import verify as findings_of
 

@@ -12,7 +12,7 @@ from protocol.errors import ConfigError
 from protocol.ground.addresses import BOARD_VARIABLE, secrets_among
 
 KEPT = (BOARD_VARIABLE, "HF_TOKEN", "WANDB_API_KEY")
-"""Variables that a run reads and that may hold a secret: a job has those of the cluster."""
+"""Variables that a run reads and that may hold a secret: a job has the cluster's values."""
 Address = Annotated[
     str | None,
     typer.Option(help="Job server, http://HEAD:8265; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, this machine."),
@@ -50,10 +50,10 @@ def submit(
     )
     environment = submission.environment()  # finds mistakes in the input before the cluster is asked
     require_small(environment)
-    if told := secrets_among(environment["env_vars"]):
-        from deploy.run.inputs import TOLD
+    if secrets := secrets_among(environment["env_vars"]):
+        from deploy.run.inputs import SENT_SECRETS
 
-        typer.echo(f"note: {', '.join(told)}: {TOLD}", err=True)
+        typer.echo(f"note: {', '.join(secrets)}: {SENT_SECRETS}", err=True)
     if kept := [name for name in KEPT if name in os.environ and name not in environment["env_vars"]]:
         typer.echo(f"note: {', '.join(kept)} not sent: a job has what was set where `ray start` ran", err=True)
     client = connect(address)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import AdapterShare, IsAverage, IsBest, Iteration, Overrides, Preset, RunFolder
+from deploy.cli.options import AdapterShare, IsAverage, IsBest, Iteration, Overrides, Preset, RunFolderArgument
 from deploy.presets import load_config
 from protocol.errors import ConfigError
 
 
 def generate(
-    run: RunFolder,
+    run: RunFolderArgument,
     prompt: Annotated[str | None, typer.Argument(help="What the images should show; or use --prompts.")] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompt file, text or JSON lines, to generate images of each prompt.")
@@ -77,7 +77,7 @@ def generate(
 
 
 def export(
-    run: RunFolder,
+    run: RunFolderArgument,
     target: Annotated[
         Path | None,
         typer.Argument(help="New folder for the whole model, or a new file NAME.safetensors for the LoRA alone."),

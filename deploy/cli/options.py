@@ -22,7 +22,7 @@ Preset = Annotated[
     str, typer.Argument(help="Name of a preset, or path of a YAML file.", autocompletion=complete_preset)
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Config overrides, e.g. group.size=16 seed=3.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+RunFolderArgument = Annotated[Path, typer.Argument(help="A run folder.")]
 Iteration = Annotated[int | None, typer.Option(min=0, help="Iteration of the checkpoint; default: the newest.")]
 IsBest = Annotated[bool, typer.Option("--best", help="Take the checkpoint with the highest held-out score.")]
 IsLocal = Annotated[bool, typer.Option("--local", help="Run in one process without Ray; the results are the same.")]

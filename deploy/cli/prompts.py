@@ -30,8 +30,10 @@ def prompts(
     from deploy.tools.prompts.sets import CACHE, SETS, fetch_set
 
     if name is None:
-        for each, found in {GENEVAL: None, **SETS}.items():
-            about = found.about if found else "training prompts from GenEval's forms, without its test prompts"
+        for each, prompt_set in {GENEVAL: None, **SETS}.items():
+            about = (
+                prompt_set.about if prompt_set else "training prompts from GenEval's forms, without its test prompts"
+            )
             typer.echo(f"{each:20} {about}")
         return
     if name == GENEVAL:

@@ -22,7 +22,7 @@ from deploy.cli.options import (
     complete_preset,
     source_and_words,
 )
-from deploy.folder.location import found_run, placed, runs_folder
+from deploy.folder.location import folder_named, found_run, runs_folder
 from deploy.folder.names import CONFIG, SUITES
 from deploy.presets import load_config, preset_names, sources
 from protocol.errors import ConfigError, named_line
@@ -171,7 +171,7 @@ def evaluate(
     All rollout and reward actors of the config take part.
     """
     from deploy.run.signals import run_to_end
-    from deploy.tools.evaluate import assess, document, require_out, write_results
+    from deploy.tools.evaluate import assess, document, make_results_folder, write_results
     from deploy.tools.suites import suite_of, words_for
 
     preset, folder, named = _subject(what, run)
@@ -187,7 +187,7 @@ def evaluate(
         out = folder / SUITES / suite
     home = out and out.absolute()  # before a scorer changes the working folder
     if out:
-        require_out(out)
+        make_results_folder(out)
     results = run_to_end(
         assess(
             config,
@@ -236,7 +236,7 @@ def _subject(what: str | None, run: Path | None) -> tuple[str | None, Path | Non
         words.append(f"model.path={json.dumps(what)}")
         what = _preset_of(Path(what))
     if run is not None:
-        return what, placed(run), words
+        return what, folder_named(run), words
     if what is None or what in preset_names():
         return what, None, words
     if _is_lora(Path(what)):
@@ -279,11 +279,11 @@ def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts:
     from deploy.folder.heldout import SCORE
     from deploy.folder.paired import families_of, score_of
     from deploy.folder.suites import ALL_KINDS
-    from deploy.tools.evaluate import differences
+    from deploy.tools.evaluate import paired_differences
 
-    found = [each.evaluation for each in results]
-    width = max(14, *(len(f"reward/{name}") for each in found for name in each.readings))
-    between = differences(results)
+    evaluations = [each.evaluation for each in results]
+    width = max(14, *(len(f"reward/{name}") for each in evaluations for name in each.readings))
+    between = paired_differences(results)
     if len(results) > 1:
         yield f"{'':{width}} " + "  ".join(f"{each.name:>7}" for each in results) + "  difference, 95 %"
 
@@ -296,24 +296,24 @@ def evaluation_lines(results: Sequence["Assessed"], features: str | None, parts:
         scores = [score_of(each.scores, tag, name=name) for each in results]
         return [math.nan if score is None else score for score in scores]
 
-    for tag in found[0].by_tag:
-        yield line(tag, [each.by_tag[tag] for each in found], between.get(tag))
+    for tag in evaluations[0].by_tag:
+        yield line(tag, [each.by_tag[tag] for each in evaluations], between.get(tag))
     families = families_of(results[0].scores.tags)
     for family in families:
         yield line(family, means(family), between.get(family))
     for part in parts:
-        changes = differences(results, name=part)
+        changes = paired_differences(results, name=part)
         for kind in families or [ALL_KINDS]:
             yield line(f"{part} {kind}", means(kind, part), changes.get(kind))
-    for name in found[0].readings:
-        yield line(f"reward/{name}", [each.readings[name] for each in found])
+    for name in evaluations[0].readings:
+        yield line(f"reward/{name}", [each.readings[name] for each in evaluations])
     if features:
         yield line("diversity", [each.diversity or 0.0 for each in results]) + f"  (1 - cosine of {features})"
     scores = results[0].scores
     size = f" of {scores.height} x {scores.width}" if scores.height and scores.width else ""
-    all_counts = [f"{each.images} images{size}, {each.missing} without a score" for each in found]
+    all_counts = [f"{each.images} images{size}, {each.missing} without a score" for each in evaluations]
     counts = "; ".join(dict.fromkeys(all_counts))
-    yield line("overall", [each.score for each in found], between.get(ALL_KINDS)) + f"  ({counts})"
+    yield line("overall", [each.score for each in evaluations], between.get(ALL_KINDS)) + f"  ({counts})"
     share, first = results[-1].adapter_share, results[-1].adapter_steps
     if share is not None and first is not None and first < scores.steps:
         yield f"{'adapter share':{width}} {share:g}: the first {first} of {scores.steps} steps, the base model after"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OUTCOME_S = 5.0
 """Seconds to wait for the outcome of a command."""
-Run = Annotated[str, typer.Argument(help="A run folder, or the name of a run in runs/ or on the board.")]
+RunArgument = Annotated[str, typer.Argument(help="A run folder, or the name of a run in runs/ or on the board.")]
 BoardOption = Annotated[
     str | None, typer.Option("--board", envvar=BOARD_VARIABLE, help="Address of a board; default: the run's own.")
 ]
@@ -87,7 +87,7 @@ def status(
         found = await looked_up(source, name)
         return show_runs(found) if name is None else show_run(found[0])
 
-    async def go(source: Any, name: str | None) -> None:
+    async def show(source: Any, name: str | None) -> None:
         if is_json:
             held = [each.model_dump(mode="json") for each in await looked_up(source, name)]
             typer.echo(json.dumps(held if name is None else held[0], indent=1))
@@ -101,47 +101,47 @@ def status(
                 live.update(await shown(source, name), refresh=True)
                 await asyncio.sleep(1.0)
 
-    _with_source(run, board, go, lists=True)
+    _with_source(run, board, show, lists=True)
 
 
 def scale(
-    run: Run,
+    run: RunArgument,
     pool: Annotated[str, typer.Argument(help="rollout, reward/SCORER, or learner.")],
     count: Annotated[int, typer.Argument(min=1, max=1024, help="Desired number of actors.")],
     board: BoardOption = None,
 ) -> None:
     """Set the desired size of a pool, or of the learner group; the results stay the same."""
-    _ask(run, board, kind="scale", pool=pool, count=count)
+    _send(run, board, kind="scale", pool=pool, count=count)
 
 
-def pause(run: Run, board: BoardOption = None) -> None:
+def pause(run: RunArgument, board: BoardOption = None) -> None:
     """Pause a run after the iteration in progress; its actors stay."""
-    _ask(run, board, kind="pause")
+    _send(run, board, kind="pause")
 
 
-def resume(run: Run, board: BoardOption = None) -> None:
+def resume(run: RunArgument, board: BoardOption = None) -> None:
     """Resume a paused run."""
-    _ask(run, board, kind="resume")
+    _send(run, board, kind="resume")
 
 
-def checkpoint(run: Run, board: BoardOption = None) -> None:
+def checkpoint(run: RunArgument, board: BoardOption = None) -> None:
     """Write a checkpoint after the iteration in progress."""
-    _ask(run, board, kind="checkpoint")
+    _send(run, board, kind="checkpoint")
 
 
-def stop(run: Run, board: BoardOption = None) -> None:
+def stop(run: RunArgument, board: BoardOption = None) -> None:
     """Stop a run after the update in progress, with a checkpoint."""
-    _ask(run, board, kind="stop")
+    _send(run, board, kind="stop")
 
 
-def _ask(
+def _send(
     run: str, board: str | None, *, kind: "CommandKind", pool: str | None = None, count: int | None = None
 ) -> None:
     from deploy.monitor.health import Pulse, refusal_of
     from protocol.commands import new_command
     from protocol.status import FIXED_SIZE
 
-    async def go(source: Any, name: str | None) -> None:
+    async def send(source: Any, name: str | None) -> None:
         assert name is not None
         found = await _status(source, name, run)
         if reason := refusal_of(Pulse().marked(found)):
@@ -152,33 +152,33 @@ def _ask(
         if pool is not None and not pools[pool].is_resizable:
             raise InputError(f"{pool} of run {run} cannot be scaled: {FIXED_SIZE}")
         command = new_command(kind, pool=pool, count=count)
-        await source.ask(name, command)
+        await source.send(name, command)
         typer.echo(await _outcome(source, name, command.id))
 
-    _with_source(run, board, go)
+    _with_source(run, board, send)
 
 
 async def _outcome(source: Any, run: str, command: str) -> str:
     until = time.monotonic() + OUTCOME_S
-    found = None
+    sent = None
     while time.monotonic() < until:
-        found = await source.command(run, command)
-        if found and not found.is_open:
+        sent = await source.command(run, command)
+        if sent and not sent.is_open:
             break
         await asyncio.sleep(0.2)
-    if found is None or found.state == "accepted":
+    if sent is None or sent.state == "accepted":
         return f"sent; the run has not started it within {OUTCOME_S:.0f} s"
-    if found.state == "working":
+    if sent.state == "working":
         return "in progress; `flowcredit status RUN` shows its progress"
-    if found.state == "failed":
-        raise BoardError(found.message)
-    return f"{found.state}: {found.message}"
+    if sent.state == "failed":
+        raise BoardError(sent.message)
+    return f"{sent.state}: {sent.message}"
 
 
 def _with_source(
-    run: str | None, board: str | None, go: Callable[[Any, str | None], Awaitable[None]], *, lists: bool = False
+    run: str | None, board: str | None, work: Callable[[Any, str | None], Awaitable[None]], *, lists: bool = False
 ) -> None:
-    """Run `go` with the source and the name of a run; None for all, also for a folder of runs if `lists`."""
+    """Run `work` with the source and the name of a run; None for all, also for a folder of runs if `lists`."""
     from deploy.api.source import open_source
     from protocol.status import run_id_of
 
@@ -196,7 +196,7 @@ def _with_source(
     async def opened() -> None:
         source = open_source(where)
         try:
-            await go(source, name)
+            await work(source, name)
         finally:
             await source.close()
 

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from deploy.monitor.health import is_chance
-from deploy.monitor.summary import change_words, number, span, stages_of, step_rewards_of
+from deploy.monitor.summary import change_words, duration, number, stages_of, step_rewards_of
 from protocol.status import ENDED, RunStatus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show_run(status: RunStatus) -> RenderableType:
     if status.method:
         facts.add_row("method", status.method)
     facts.add_row("health", status.health)
-    left = f", {span(status.eta_s)} left" if status.eta_s else ""
+    left = f", {duration(status.eta_s)} left" if status.eta_s else ""
     facts.add_row("iteration", f"{status.iteration}/{status.iterations}{left}")
     chance = ", within chance" if is_chance(rewards) else ""
     trend = "" if rewards.trend is None else f"  ({number(rewards.trend, '+.3f')} in 10 iterations{chance})"
@@ -80,33 +80,35 @@ def show_run(status: RunStatus) -> RenderableType:
     return Group(facts, Text(), _actors(status))
 
 
-def show_comparison(found: "Comparison") -> RenderableType:
+def show_comparison(comparison: "Comparison") -> RenderableType:
     """Return two runs side by side."""
-    facts = Table("", *_right(found.first, found.second), box=None)
-    for fact in found.facts:
+    facts = Table("", *_right(comparison.first, comparison.second), box=None)
+    for fact in comparison.facts:
         facts.add_row(fact.name, _plain(fact.first), _plain(fact.second))
-    parts: list[RenderableType] = [Text(found.verdict), Text(), facts]
-    if found.heldout:
-        newest = Table("held-out score", *_right(found.first, found.second, "difference"), box=None)
-        changes = Table("since its start", *_right(found.first, found.second), box=None)
-        for row in found.heldout:
+    parts: list[RenderableType] = [Text(comparison.verdict), Text(), facts]
+    if comparison.heldout:
+        newest = Table("held-out score", *_right(comparison.first, comparison.second, "difference"), box=None)
+        changes = Table("since its start", *_right(comparison.first, comparison.second), box=None)
+        for row in comparison.heldout:
             newest.add_row(row.kind, number(row.first), number(row.second), str(row.difference or "none"))
             changes.add_row(row.kind, *(str(change or "none") for change in (row.first_change, row.second_change)))
-        resampled = f"{found.level:.0%} of {found.resamples:,} paired resamples of the held-out prompts (seed 0)"
-        has_seeds = any(row.difference and row.difference.has_seeds for row in found.heldout)
+        resampled = (
+            f"{comparison.level:.0%} of {comparison.resamples:,} paired resamples of the held-out prompts (seed 0)"
+        )
+        has_seeds = any(row.difference and row.difference.has_seeds for row in comparison.heldout)
         told = (
-            f"[low, high]: {found.level:.0%}; of a difference by Student's t over seeds and prompts, of a change by"
-            f" {found.resamples:,} paired resamples of the prompts"
+            f"[low, high]: {comparison.level:.0%}; of a difference by Student's t over seeds and prompts, of a change"
+            f" by {comparison.resamples:,} paired resamples of the prompts"
             if has_seeds
             else f"[low, high]: {resampled}; other training seeds are not in them"
         )
         parts += [Text(), newest, Text(), changes, Text(told, "dim")]
-    if found.differences:
-        keys = Table("config key", found.first, found.second, box=None)
-        for key, (first, second) in found.differences.items():
+    if comparison.differences:
+        keys = Table("config key", comparison.first, comparison.second, box=None)
+        for key, (first, second) in comparison.differences.items():
             keys.add_row(key, *("none" if value is None else str(value) for value in (first, second)))
         parts += [Text(), keys]
-    return Group(*parts, *(Text(f"note: {note}") for note in found.notes))
+    return Group(*parts, *(Text(f"note: {note}") for note in comparison.notes))
 
 
 def _right(*names: str) -> list[Column]:
@@ -124,7 +126,7 @@ def _actors(status: RunStatus) -> Table:
     heads = ("state", "node", "version", "digest", "calls/min", "busy", "last seen", "restarts")
     table = Table(names, *heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for actor in status.actors:
-        seen = "never" if actor.last_seen is None else f"{span(status.updated - actor.last_seen)} ago"
+        seen = "never" if actor.last_seen is None else f"{duration(status.updated - actor.last_seen)} ago"
         version = "" if actor.adapter_version is None else str(actor.adapter_version)
         cells = (actor.name, actor.state, actor.node, version, (actor.adapter_digest or "")[:7])
         busy = "" if actor.busy_share is None else f"{actor.busy_share:.0%}"
@@ -135,10 +137,10 @@ def _actors(status: RunStatus) -> Table:
 def _heard(status: RunStatus) -> str:
     if status.phase not in ENDED and status.stale_since is None:
         return "now"
-    return f"{span(time.time() - (status.stale_since or status.updated))} ago"
+    return f"{duration(time.time() - (status.stale_since or status.updated))} ago"
 
 
 def _phase(status: RunStatus) -> Text:
     if status.stale_since is not None:
-        return Text(f"{status.phase}, silent for {span(time.time() - status.stale_since)}", "red")
+        return Text(f"{status.phase}, silent for {duration(time.time() - status.stale_since)}", "red")
     return Text(status.phase, {"failed": "red", "paused": "yellow", "running": "green"}.get(status.phase, ""))

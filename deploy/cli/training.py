@@ -14,8 +14,8 @@ from deploy.cli.options import IsLocal, Overrides, complete_preset, source_and_w
 from deploy.folder.location import (
     STOP_VARIABLE,
     default_folder,
+    folder_named,
     job_id,
-    placed,
     runs_folder,
     stop_grace_s,
     stop_wait_s,
@@ -79,12 +79,12 @@ def train(
 
     Without a preset, the run's own config is used, so its overrides need not be repeated.
     """
-    folder = run and placed(run)
+    folder = run and folder_named(run)
     source, words = source_and_words(preset, overrides, folder, "or --run with a run to resume")
     config = load_config(source, overrides=words)
     rate = _rate(tflops, card)
     if is_dry:
-        source_run = fork and placed(fork)
+        source_run = fork and folder_named(fork)
         others = _by_method(source, words) if rate else {}
         _dry_run(config, folder, others=others, fork=source_run, is_local=is_local, tflops=rate, card=card)
         return
@@ -92,7 +92,7 @@ def train(
         raise ConfigError("--tflops and --card belong to an estimate: add --dry-run, or leave them out")
     folder = folder or default_folder(source, config)
     found = sources(source, overrides=words)
-    _train(config, folder, sources=found, fork=fork and placed(fork), is_local=is_local, has_page=has_page)
+    _train(config, folder, sources=found, fork=fork and folder_named(fork), is_local=is_local, has_page=has_page)
 
 
 def demo(overrides: Overrides = None, is_local: IsLocal = False, has_page: HasPage = True) -> None:

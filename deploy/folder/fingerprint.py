@@ -24,16 +24,15 @@ CODE_KEY, COMMIT_KEY = "code", "commit"
 PACKAGES = ("torch", "numpy", "diffusers", "transformers", "peft", "safetensors", "ray")
 """Libraries that compute, load or carry a run's numbers."""
 WHOLE_MIB, PIECES = 64, 16
-"""Files up to `WHOLE_MIB` are hashed whole; of larger ones `PIECES` evenly spaced MiB, including the first."""
+"""A file up to `WHOLE_MIB` is hashed whole; of a larger file, `PIECES` evenly spaced MiB, including the first."""
 MIB = 2**20
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
     """Compute the sha256 of prompt files, of all their images together, of files of scorers and own functions, and of
-    each file of the model's folders.
+    each file in the folders of the model, a tiny decoder and a LoRA to start from.
 
-    These are the model's own, that of a tiny decoder and that of a LoRA to start from. What is not a file or folder on
-    this machine is left out; the revisions of what is on the hub are part of the config.
+    What is not on this machine is left out; its revision on the hub is part of the config.
     """
     prompts = {f"data.{name}": resolve(getattr(config.data, name)) for name in ("train", "heldout")}
     scorers = {f"rewards.{name}.scorer": reward.scorer for name, reward in config.rewards.items()}

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from deploy.folder.heldout import HeldoutScores, read_heldout
-from deploy.folder.paired import fallen, score_of
+from deploy.folder.paired import change_text, score_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import one_line
 from protocol.ground.condition_images import read_condition
 from protocol.ground.files import iteration_name, write_whole
-from protocol.messages import Condition, Prompt
+from protocol.messages import ConditionImage, Prompt
 
 PASS, FAIL = "#2e7d32", "#c62828"
 BESIDE = ("conditions", "wanted")
@@ -35,7 +35,7 @@ MOST_LINES = 6
 """Most lines of a prompt, and of the title."""
 
 
-class Kept(NamedTuple):
+class GalleryImage(NamedTuple):
     """One image of an evaluation, and what is shown beside it; images are uint8 [H, W, 3] of one size."""
 
     image: np.ndarray
@@ -54,7 +54,7 @@ def write_gallery(gallery: Path, iteration: int, evaluation: Evaluation) -> None
         evaluation: the evaluation; its gallery holds images uint8 [H, W, 3] and the scores of their prompts.
     """
     prompts = distinct([prompt.text for prompt, _, _ in evaluation.gallery])
-    kept = kept_of(evaluation.gallery)
+    kept = gallery_images(evaluation.gallery)
     images, readings, *beside = zip(*kept, strict=True)
     given: dict[str, Any] = {
         name: np.stack(each) for name, each in zip(BESIDE, beside, strict=True) if each[0] is not None
@@ -77,7 +77,7 @@ def write_before_after(gallery: Path, *, first: int, last: int, diversity: str |
     Args:
         gallery: the folder that holds both galleries.
         first: iteration of the earlier evaluation.
-        last: iteration of the later one; a prompt that is in only one of them is left out.
+        last: iteration of the later evaluation; a prompt that is in only one of them is left out.
         diversity: name of the reading that measures it.
 
     Raises:
@@ -107,7 +107,7 @@ def before_after_text(
         held: the evaluations of the run.
         shown: scores before and after of the prompts that are shown.
         first: iteration of the earlier evaluation.
-        last: iteration of the later one.
+        last: iteration of the later evaluation.
         diversity: name of the reading that measures it.
 
     Returns:
@@ -124,12 +124,12 @@ def before_after_text(
     if None not in scores:
         images = np.isfinite(ends[last].table()).sum()
         parts.append(f"score of all {images} images: {scores[0]:.3f} → {scores[1]:.3f}")
-        parts.append(fallen(ends[first], ends[last], diversity) if diversity else "")
+        parts.append(change_text(ends[first], ends[last], diversity) if diversity else "")
     return "; ".join(filter(None, parts))
 
 
-def kept_of(gallery: Sequence[tuple[Prompt, np.ndarray, float]]) -> list[Kept]:
-    """Put the images that prompts name beside those of an evaluation; white where only other prompts name one.
+def gallery_images(gallery: Sequence[tuple[Prompt, np.ndarray, float]]) -> list[GalleryImage]:
+    """Put the images that prompts name beside an evaluation's images; white where only other prompts name one.
 
     Raises:
         PromptError: a condition image or a wanted image has changed, or is not there any more.
@@ -137,7 +137,7 @@ def kept_of(gallery: Sequence[tuple[Prompt, np.ndarray, float]]) -> list[Kept]:
     has_condition = any(prompt.conditions for prompt, _, _ in gallery)
     has_wanted = any(prompt.wanted for prompt, _, _ in gallery)
     return [
-        Kept(
+        GalleryImage(
             image,
             reading,
             _fitted(next(iter(prompt.conditions), None), image.shape) if has_condition else None,
@@ -157,7 +157,7 @@ def distinct(texts: Sequence[str]) -> list[str]:
     return found
 
 
-def read_gallery(gallery: Path, iteration: int) -> dict[str, Kept]:
+def read_gallery(gallery: Path, iteration: int) -> dict[str, GalleryImage]:
     """Read the images of an evaluation by prompt.
 
     Raises:
@@ -181,7 +181,7 @@ def read_gallery(gallery: Path, iteration: int) -> dict[str, Kept]:
         *(repeat(None, len(images)) if each is None else each for each in beside),
         strict=True,
     )
-    return dict(zip(prompts.tolist(), starmap(Kept, rows), strict=True))
+    return dict(zip(prompts.tolist(), starmap(GalleryImage, rows), strict=True))
 
 
 Cells = list[tuple[str, list[np.ndarray], list[float | None]]]
@@ -189,31 +189,30 @@ Cells = list[tuple[str, list[np.ndarray], list[float | None]]]
 or no readings at all."""
 
 
-def cell_of(prompt: str, *kept: Kept) -> tuple[str, list[np.ndarray], list[float | None]]:
+def cell_of(prompt: str, *shown: GalleryImage) -> tuple[str, list[np.ndarray], list[float | None]]:
     """Return the cell of one prompt's images: the image that it edits, its images, and the wanted one."""
-    first, last = ([] if each is None else [(each, None)] for each in (kept[-1].condition, kept[-1].wanted))
-    images, readings = zip(*first, *((each.image, each.reading) for each in kept), *last, strict=True)
+    first, last = ([] if each is None else [(each, None)] for each in (shown[-1].condition, shown[-1].wanted))
+    images, readings = zip(*first, *((each.image, each.reading) for each in shown), *last, strict=True)
     return prompt, list(images), list(readings)
 
 
-def beside_text(kept: Sequence[Kept]) -> str:
+def beside_text(shown: Sequence[GalleryImage]) -> str:
     """Say what `cell_of` puts beside the images; empty if nothing."""
-    held = kept[0]
     names = [
-        "" if held.condition is None else "; left: the image to edit",
-        "" if held.wanted is None else "; right: the wanted image",
+        "" if shown[0].condition is None else "; left: the image to edit",
+        "" if shown[0].wanted is None else "; right: the wanted image",
     ]
     return "".join(names)
 
 
-def joined(kept: Kept) -> np.ndarray:
-    """Return an image with the ones that belong beside it as one image, with a white gap between them."""
-    _, images, _ = cell_of("", kept)
+def side_by_side(shown: GalleryImage) -> np.ndarray:
+    """Join an image and the images that belong beside it, with a white gap between them."""
+    _, images, _ = cell_of("", shown)
     gap = np.full((images[0].shape[0], max(1, images[0].shape[1] // 16), 3), 255, np.uint8)
     return np.hstack([part for image in images for part in (gap, image)][1:])
 
 
-def _fitted(file: Condition | None, shape: tuple[int, ...]) -> np.ndarray:
+def _fitted(file: ConditionImage | None, shape: tuple[int, ...]) -> np.ndarray:
     """Return an image at the size of another, without stretching it; white without a file."""
     from PIL import Image, ImageOps
 

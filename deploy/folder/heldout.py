@@ -76,13 +76,15 @@ def write_heldout(gallery: Path, iteration: int, evaluation: Evaluation, setting
 
 def read_heldout(run: Path) -> list[HeldoutScores]:
     """Read the scores of all evaluations of a run folder, oldest first; files that cannot be read are left out."""
-    found = []
+    evaluations = []
     for path in by_iteration(run / GALLERY, ".json").values():
         try:
-            held = HeldoutScores.read(path.read_bytes())
-            is_whole = all(np.array(table, float).shape[:1] == (len(held.prompts),) for table in held.scores.values())
+            evaluation = HeldoutScores.read(path.read_bytes())
+            is_whole = all(
+                np.array(table, float).shape[:1] == (len(evaluation.prompts),) for table in evaluation.scores.values()
+            )
         except (OSError, ValueError):
             continue
-        if is_whole and SCORE in held.scores and len(held.tags) == len(held.prompts):
-            found.append(held)
-    return found
+        if is_whole and SCORE in evaluation.scores and len(evaluation.tags) == len(evaluation.prompts):
+            evaluations.append(evaluation)
+    return evaluations

@@ -75,7 +75,7 @@ def default_folder(preset: str | Path, config: "RunConfig") -> Path:
     return runs_folder() / (job_name(name, config) if job_id() else name)
 
 
-def placed(run: Path) -> Path:
+def folder_named(run: Path) -> Path:
     """Return the run folder that a `--run` names.
 
     Raises:

@@ -1,8 +1,9 @@
 """Copies a run's checkpoints to any store that fsspec knows: s3://, gs://, sftp://, file://, memory://.
 
 A copy is complete only with its manifest, which is written last. A failed copy is a line in the log, not an exception
-in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy;
-the one with the best held-out score comes with it, and those at the peaks of scorers that `guards.hacking` watches.
+in the run; the next checkpoint is copied again. A run that starts in an empty folder begins with the newest whole copy.
+It also fetches the copy with the best held-out score, and the copies at the peaks of scorers that `guards.hacking`
+watches.
 """
 
 import errno
@@ -178,7 +179,7 @@ class Mirror:
                 self._store.rm(f"{self._root}/{CHECKPOINTS}/{name}", recursive=True)
 
     def _put(self, path: Path, copy: str) -> None:
-        """Copy a file whole or not at all: object stores do so by themselves, a disk needs a temporary name."""
+        """Copy a file whole or not at all; on a disk, unlike in an object store, this needs a temporary name."""
         if not isinstance(self._store, LocalFileSystem):
             self._store.put_file(str(path), copy)
             return

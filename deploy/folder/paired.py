@@ -46,7 +46,7 @@ def families_of(tags: Sequence[str]) -> list[str]:
 
 
 def kinds_of(tags: Sequence[str], tag: str | None) -> list[str]:
-    """List the kinds that a score runs over: one kind, those of a family (`families_of`), or all for None."""
+    """List the kinds that a score runs over: one kind, a family's kinds (`families_of`), or all for None."""
     kinds = list(dict.fromkeys(tags))
     if tag is None or tag in kinds:
         return kinds if tag is None else [tag]
@@ -73,7 +73,7 @@ def paired_difference(
 
     Args:
         before: evaluations to pool, for example of several runs.
-        after: evaluations of the same prompts to pool and compare with those.
+        after: evaluations of the same prompts, pooled and compared with the pool of `before`.
         tag: kind or family of prompts, see `kinds_of`; None for the mean over all kinds.
         name: of the readings; by default the readings that make the held-out score.
 
@@ -100,8 +100,8 @@ def group_difference(
     far seeds differ: the interval covers the prompts alone.
 
     Args:
-        first: one evaluation of each run.
-        second: likewise for the runs to compare with those; all evaluations are of the same prompts and noise.
+        first: one evaluation of each run of the first group.
+        second: one of each run of the second group; all evaluations have the same prompts and noise.
         tag: kind of prompts; None for the mean over all kinds.
 
     Returns:
@@ -130,8 +130,8 @@ def score_of(held: HeldoutScores, tag: str | None = None, *, name: str = SCORE) 
     return float(np.mean([np.nanmean(table) for table in tables]))
 
 
-def fallen(before: HeldoutScores, after: HeldoutScores, name: str) -> str:
-    """Write a reading before and after, and that it fell if chance does not explain that; empty if it is not there."""
+def change_text(before: HeldoutScores, after: HeldoutScores, name: str) -> str:
+    """Write a reading before and after, and whether it fell by more than chance; empty without the reading."""
     ends = [score_of(held, name=name) for held in (before, after)]
     if None in ends or why_unpaired(before, after):
         return ""

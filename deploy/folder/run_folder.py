@@ -56,7 +56,7 @@ from deploy.presets import DEFAULT
 from learner.checkpoint import BEST, LATEST, newest_checkpoint, put_back, read_facts, write_checkpoint
 from protocol.config.run import RunConfig
 from protocol.errors import LeaseLostError, RunFolderError, reason_of
-from protocol.ground.files import append_whole, by_iteration, found_of, iteration_name, write_whole, writing
+from protocol.ground.files import append_whole, by_iteration, existing_of, iteration_name, write_whole, writing
 from protocol.messages import LearnerState
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,6 @@ class RunFolder:
                 lease.require()
 
     def is_writer(self) -> bool:
-        """Return whether this process is still the writer."""
         try:
             self.require_writer()
         except LeaseLostError:
@@ -271,11 +270,9 @@ class RunFolder:
         self._pending.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read all complete lines of metrics (RunFolderError: the file is damaged)."""
         return lines_of(self.path)
 
     def evaluation_scores(self) -> dict[int, float]:
-        """Read the held-out score of each evaluated iteration (RunFolderError: the metrics are damaged)."""
         return evaluation_scores(self.path)
 
     def rewind(self, iteration: int) -> None:
@@ -381,7 +378,7 @@ def require_usable(path: Path) -> None:
     Raises:
         RunFolderError: something else is there or above it, or this user may not write there.
     """
-    found = found_of(path)
+    found = existing_of(path)
     with writing(path, "--run"):
         if not found.is_dir():
             raise RunFolderError(

@@ -25,7 +25,7 @@ class SuiteScore:
     base: float | None
     """Score of the base model; None if it was not evaluated."""
     difference: Difference | None
-    """The score minus that of the base model."""
+    """The score minus the base model's."""
     images: int
     missing: int
 
@@ -36,16 +36,16 @@ def read_suites(run: Path) -> Iterator[SuiteScore]:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             by_name = {each["name"]: each for each in found["results"]}
-            own, base, change = by_name[ADAPTER], by_name.get(BASE), found["differences"].get(ALL_KINDS)
+            adapter, base, change = by_name[ADAPTER], by_name.get(BASE), found["differences"].get(ALL_KINDS)
             yield SuiteScore(
                 run=run.name,
                 suite=path.parent.name,
-                iteration=int(own["iteration"]),
-                score=float(own["score"]),
+                iteration=int(adapter["iteration"]),
+                score=float(adapter["score"]),
                 base=float(base["score"]) if base else None,
                 difference=Difference.model_validate(change) if change else None,
-                images=int(own["images"]),
-                missing=int(own["missing"]),
+                images=int(adapter["images"]),
+                missing=int(adapter["missing"]),
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue

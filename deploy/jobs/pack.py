@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def members(run: Path) -> list[Path]:
-    """List the files to send: `FILES`, those in `FOLDERS`, and the newest whole checkpoint."""
+    """List the files to send: `FILES`, the files in `FOLDERS`, and the newest whole checkpoint."""
     whole = [path.parent for path in (run / "checkpoints").glob("iteration_*/manifest.json")]
     folders = [run / name for name in FOLDERS]
     folders += sorted(whole, key=lambda path: (len(path.name), path.name))[-1:]

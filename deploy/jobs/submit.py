@@ -53,7 +53,6 @@ class Submission:
     """Submission id; Ray makes one for None."""
 
     def run_name(self) -> str:
-        """Return the run's name or folder."""
         if self.run:
             return self.run
         config = load_config(self._local_preset(), overrides=self.overrides)

@@ -20,8 +20,8 @@ from protocol.status import ENDED, PoolStatus, RunStatus
 WAITING_S = 2.0
 """Seconds that a pool may take to reach its desired size before a condition reports it."""
 STARTING_S = 30.0
-"""The same while the run starts; and seconds after which an actor without a process counts as one without a node: while
-Ray starts its process, it already holds its resources, and the cluster seems full."""
+"""The same while the run starts. Also seconds after which an actor without a process counts as waiting for a node: an
+actor holds its resources before Ray has started its process, and the cluster then seems full."""
 
 
 class Control:

@@ -17,17 +17,17 @@ BOARD_AWAY = "Not known: the board does not answer; the run itself may still go 
 
 
 def refusal_of(status: RunStatus) -> str:
-    """Say why a run takes no commands; empty if it takes them. Silence counts as `Reading.at` has marked it."""
+    """Say why a run takes no commands; empty if it takes them. Silence counts as `DatedStatus.at` has marked it."""
     if status.phase in ENDED:
         return f"has {status.phase}: it takes no commands"
     return "has fallen silent: it takes no commands" if status.stale_since is not None else ""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A status as a source gave it, with its times: it shows its own age, whoever keeps it and asks for it.
+class DatedStatus:
+    """A status as a source gave it, with the time when its run was last heard.
 
-    No clocks of two hosts are compared: the time is that of the silence that the source measured, or else that at which
+    No clocks of two hosts are compared: that time follows from the silence that the source measured, or else it is when
     a changed status was first read.
     """
 
@@ -40,7 +40,7 @@ class Reading:
     """The same as this host's time."""
 
     @classmethod
-    def of(cls, status: RunStatus, now: float, earlier: "Reading | None" = None) -> "Reading":
+    def of(cls, status: RunStatus, now: float, earlier: "DatedStatus | None" = None) -> "DatedStatus":
         """Date a status that was read just now.
 
         Args:
@@ -84,12 +84,12 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Measure with `clock`, in seconds."""
         self._clock = clock
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, DatedStatus] = {}
 
     def marked(self, status: RunStatus) -> RunStatus:
-        """Return a status that was read just now, as `Reading.at` does."""
+        """Return a status that was read just now, as `DatedStatus.at` does."""
         now = self._clock()
-        reading = self._readings[status.run] = Reading.of(status, now, self._readings.get(status.run))
+        reading = self._readings[status.run] = DatedStatus.of(status, now, self._readings.get(status.run))
         return reading.at(now)
 
 

@@ -96,7 +96,6 @@ class RunJournal:
             self._pass_on(lambda listener: listener.condition(now, before))
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Report an event; `kind` is `info`, `warning`, `error` or another word."""
         with self._passing_on:
             self._pass_on(lambda listener: listener.event(message, kind))
 
@@ -118,7 +117,6 @@ class RunJournal:
         self._pass_on(lambda listener: listener.evaluated(iteration, evaluation))
 
     async def save(self, state: LearnerState) -> None:
-        """Write a checkpoint (RunFolderError: it cannot be written)."""
         path = await asyncio.to_thread(self._run.save, state)
         log.info("checkpoint %s, adapter %s", path, state.adapter.digest)
         self._pass_on(lambda listener: listener.saved(state.iteration))

@@ -115,12 +115,10 @@ class Observed(Observer):
             self.reporter.groups = groups
 
     def rolled_out(self, request: ShardRequest, images: ImagesHandle) -> None:
-        """Pass a shard to the recorder."""
         with harmless("a shard is not recorded"):
             self._recorder.rolled_out(request, images)
 
     def learned(self, iteration: int, batch: Sequence[ScoredGroup]) -> None:
-        """Pass the groups of an update to the recorder."""
         with harmless("an update is not recorded"):
             self._recorder.learned(iteration, batch)
             self.reporter.staleness = self._recorder.staleness

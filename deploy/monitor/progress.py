@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from deploy.monitor.journal import RUN_FAILED, Listener, is_news
-from deploy.monitor.summary import TREND, change_words, eta_s, number, span, step_rewards_of
+from deploy.monitor.summary import TREND, change_words, duration, eta_s, number, step_rewards_of
 from learner.loop.evaluate import Evaluation
 from protocol.errors import reason_of
 from protocol.status import Condition
@@ -119,7 +119,7 @@ class Progress(Listener):
         self._finished_at.append(self._clock())
         left_s = eta_s(self._finished_at, left=self._total - iteration)
         if self._bar is None:
-            left = f", {span(left_s)} left" if left_s else ""
+            left = f", {duration(left_s)} left" if left_s else ""
             self.say(f"iteration {iteration}/{self._total}: {numbers}{left}")
         else:
             self._bar.update(self._task, completed=iteration, numbers=numbers)

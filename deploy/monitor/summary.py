@@ -100,7 +100,7 @@ def change_words(low: float, high: float) -> str:
     return f"95 %: {interval}" if low > 0 or high < 0 else f"within chance, 95 %: {interval}"
 
 
-def span(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Write a duration as hours, minutes and seconds; one below 0, from a clock that was set back, is 0."""
     return str(timedelta(seconds=max(0, round(seconds))))
 

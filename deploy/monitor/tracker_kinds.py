@@ -27,7 +27,7 @@ LONGEST = 500
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrackedImage:
     """An image for people."""
 
     name: str
@@ -41,8 +41,8 @@ class Shown:
 class Tracker(Protocol):
     """The interface of a tracker: `Tracker(config, folder)` begins or continues the record of this run folder.
 
-    It may also have a method `show(iteration, images)` for a sequence of `Shown`: the gallery of an evaluation, or
-    recorded trajectories.
+    It may also have a method `show(iteration, images)` for a sequence of `TrackedImage`: the gallery of an evaluation,
+    or recorded trajectories.
     """
 
     def log(self, iteration: int, values: Values) -> None:
@@ -73,11 +73,11 @@ class TensorBoard:
     def log(self, iteration: int, values: Values) -> None:
         self._write(iteration, [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
-    def show(self, iteration: int, images: Sequence[Shown]) -> None:
+    def show(self, iteration: int, images: Sequence[TrackedImage]) -> None:
         """Write a summary with all images; TensorBoard shows a slider over the iterations for each name."""
         self._write(iteration, [self._image(image) for image in images])
 
-    def _image(self, image: Shown) -> Any:
+    def _image(self, image: TrackedImage) -> Any:
         width, height = image.size
         held = self._summary.Image(encoded_image_string=image.png, width=width, height=height, colorspace=3)
         return self._summary.Value(
@@ -131,7 +131,7 @@ class WeightsAndBiases:
         """Log one line; the iteration is one of the values, so that a resumed run may repeat it."""
         self._run.log({**values, "iteration": iteration})
 
-    def show(self, iteration: int, images: Sequence[Shown]) -> None:
+    def show(self, iteration: int, images: Sequence[TrackedImage]) -> None:
         """Log the images of an evaluation in one panel with a slider, and a sheet of trajectories in another."""
         import wandb
         from PIL import Image
@@ -172,14 +172,13 @@ class MLflow:
         return self._client.create_run(experiment, run_name=name).info.run_id
 
     def log(self, iteration: int, values: Values) -> None:
-        """Log one line; MLflow's step is the iteration."""
         now = int(1000 * time.time())
         named = {_one_slash(name): float(value) for name, value in values.items()}
         metrics = [self._metric(name, value, now, iteration) for name, value in named.items()]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
-    def show(self, iteration: int, images: Sequence[Shown]) -> None:
+    def show(self, iteration: int, images: Sequence[TrackedImage]) -> None:
         """Log images as artifacts, in one folder per iteration."""
         from PIL import Image
 

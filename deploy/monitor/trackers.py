@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.monitor.journal import IN_JOURNAL, Listener
-from deploy.monitor.tracker_kinds import MLflow, Shown, TensorBoard, Tracker, Values, WeightsAndBiases
+from deploy.monitor.tracker_kinds import MLflow, TensorBoard, TrackedImage, Tracker, Values, WeightsAndBiases
 from deploy.monitor.trajectories import sheet
 from learner.loop.evaluate import Evaluation
 from protocol.config.run import RunConfig
@@ -35,7 +35,7 @@ LARGEST = 512
 """Side of the largest image for trackers, in pixels; larger images are scaled down."""
 CLOSING_S = 20.0
 STARTING_S = 60.0
-Work = Callable[[Tracker], None]
+TrackerCall = Callable[[Tracker], None]
 
 
 BUILT_IN: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
@@ -76,7 +76,7 @@ class Trackers(Listener):
         """Pass recorded trajectories to every tracker, drawn as one sheet."""
         self._show(record.iteration, lambda: [shown_record(record)])
 
-    def _show(self, iteration: int, images: Callable[[], Sequence[Shown]]) -> None:
+    def _show(self, iteration: int, images: Callable[[], Sequence[TrackedImage]]) -> None:
         for tracker in self._running:
             tracker.put_images(iteration, images)
 
@@ -90,10 +90,10 @@ class _Running:
     def __init__(self, name: str, config: RunConfig, folder: Path, sink: StatusSink) -> None:
         self._name = name
         self._sink = sink
-        self._work: queue.Queue[Work | None] = queue.Queue(LINES_WAITING)
+        self._work: queue.Queue[TrackerCall | None] = queue.Queue(LINES_WAITING)
         self._images = threading.BoundedSemaphore(IMAGES_WAITING)
         self._started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._go, args=(config, folder), name=f"tracker-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(config, folder), name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def wait_for_start(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class _Running:
         finite = {k: v for k, v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
         self._put(lambda tracker: tracker.log(iteration, finite))
 
-    def put_images(self, iteration: int, images: Callable[[], Sequence[Shown]]) -> None:
+    def put_images(self, iteration: int, images: Callable[[], Sequence[TrackedImage]]) -> None:
         def show(tracker: Tracker) -> None:
             try:
                 if take := getattr(tracker, "show", None):
@@ -125,7 +125,7 @@ class _Running:
         elif not self._put(show):
             self._images.release()
 
-    def _put(self, work: Work) -> bool:
+    def _put(self, work: TrackerCall) -> bool:
         if not self._thread.is_alive():
             return False
         try:
@@ -142,7 +142,7 @@ class _Running:
             return
         self._thread.join(CLOSING_S)
 
-    def _go(self, config: RunConfig, folder: Path) -> None:
+    def _run(self, config: RunConfig, folder: Path) -> None:
         try:
             tracker = find_tracker(self._name)(config, folder)
             self._started.set_result(None)
@@ -160,27 +160,27 @@ class _Running:
         self._sink.condition(f"Tracker/{self._name}", holds, reason, message)
 
 
-def shown_gallery(evaluation: Evaluation) -> Iterator[Shown]:
+def shown_gallery(evaluation: Evaluation) -> Iterator[TrackedImage]:
     """Yield the images of an evaluation, each with its prompt and its score."""
     from PIL import Image
 
-    from deploy.folder.gallery import joined, kept_of
+    from deploy.folder.gallery import gallery_images, side_by_side
 
     prompts = [prompt.text for prompt, _, _ in evaluation.gallery]
-    for index, (prompt, kept) in enumerate(zip(prompts, kept_of(evaluation.gallery), strict=True)):
-        held = Image.fromarray(joined(kept))
+    for index, (prompt, kept) in enumerate(zip(prompts, gallery_images(evaluation.gallery), strict=True)):
+        held = Image.fromarray(side_by_side(kept))
         held.thumbnail((LARGEST * held.width // kept.image.shape[1], LARGEST))
         score = kept.reading
         caption = f"{prompt} ({'no score' if score != score else f'{score:.3f}'})"
-        yield Shown(f"evaluation/image_{index:02d}", caption, encoded(held, "PNG"), held.size)
+        yield TrackedImage(f"evaluation/image_{index:02d}", caption, encoded(held, "PNG"), held.size)
 
 
-def shown_record(record: TrajectoryRecord) -> Shown:
+def shown_record(record: TrajectoryRecord) -> TrackedImage:
     """Return recorded trajectories as one image (ContractError: the record is damaged)."""
     from PIL import Image
 
     png = sheet(record)
-    return Shown("trajectories/sheet", record.prompt, png, Image.open(io.BytesIO(png)).size)
+    return TrackedImage("trajectories/sheet", record.prompt, png, Image.open(io.BytesIO(png)).size)
 
 
 def find_tracker(name: str) -> Any:

@@ -55,7 +55,7 @@ class TrajectoryRecorder(Observer):
         """Iterations between the newest update and the oldest adapter that rolled out its groups."""
 
     def begins(self, groups: GroupStream) -> None:  # noqa: ARG002
-        """Forget the shards from before a restart: those iterations are repeated."""
+        """Forget the shards from before a restart: their iterations are repeated."""
         self._versions.clear()
         self._images.clear()
 
@@ -162,7 +162,7 @@ def sheet(record: TrajectoryRecord) -> bytes:
     """
     from PIL import Image, ImageDraw
 
-    images = images_of(record)
+    images = record_images(record)
     cell, text, gap = max(record.width, 64), 26, 6
     tall = cell * record.height // record.width
     columns = images.width // record.width
@@ -185,7 +185,7 @@ def sheet(record: TrajectoryRecord) -> bytes:
     return encoded(page, "PNG")
 
 
-def images_of(record: TrajectoryRecord) -> Any:
+def record_images(record: TrajectoryRecord) -> Any:
     """Decode the images of a record: one row per trajectory, one column per point.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploy.report.runs import SECONDS, Group
+from deploy.report.runs import SECONDS, SeedGroup
 from protocol.config.run import RunConfig
 
 SIDES: Mapping[str, Sequence[str]] = {
@@ -49,7 +49,7 @@ class Rates:
         return self.images / self.gpus if self.gpus else None
 
 
-def rates_of(group: Group, peak: MfuPeak | None = None) -> Rates | None:
+def rates_of(group: SeedGroup, peak: MfuPeak | None = None) -> Rates | None:
     """Compute the average rates of a group's iterations.
 
     Returns:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from deploy.monitor.summary import STEP_REWARD
-from deploy.report.runs import Group
+from deploy.report.runs import SeedGroup
 
 COLOURS = 8
 
@@ -92,7 +92,9 @@ def dash(index: int) -> str:
     return DASHES[index // COLOURS % len(DASHES)]
 
 
-def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", by: str = "iteration") -> Chart | None:
+def metric_chart(
+    groups: Sequence[SeedGroup], name: str, *, of: str = "iterations", by: str = "iteration"
+) -> Chart | None:
     """Draw a metric of all groups: a thin line per run, a thick line for their mean, a band from lowest to highest.
 
     Args:
@@ -118,7 +120,7 @@ def metric_chart(groups: Sequence[Group], name: str, *, of: str = "iterations", 
     return Chart(f"{name} by {by}", draw)
 
 
-def step_reward_lines(group: Group) -> Chart | None:
+def step_reward_lines(group: SeedGroup) -> Chart | None:
     """Draw the mean absolute step reward of each step by iteration; None if no run has any."""
     sizes = _step_rewards(group)
     if not sizes:
@@ -142,7 +144,7 @@ def step_reward_lines(group: Group) -> Chart | None:
     return Chart(f"mean absolute step reward, {group.name}", draw)
 
 
-def step_reward_heat(group: Group) -> Chart | None:
+def step_reward_heat(group: SeedGroup) -> Chart | None:
     """Draw the mean absolute step rewards as a map, steps by iterations, brighter for more; None if no run has any."""
     sizes = _step_rewards(group)
     if not sizes:
@@ -186,7 +188,7 @@ def stage_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> Chart:
     return Chart("where the time went", draw, (5.2, 1.5 + 0.45 * len(rows)))
 
 
-def side_bars(group: Group, sides: Mapping[str, Sequence[str]]) -> Chart | None:
+def side_bars(group: SeedGroup, sides: Mapping[str, Sequence[str]]) -> Chart | None:
     """Draw the seconds of each side's work over the iterations: one bar per side, its parts stacked.
 
     Args:
@@ -228,7 +230,7 @@ def _means(runs: Sequence[Series], starts: np.ndarray, span: int) -> np.ndarray:
     return np.array([each.mean() if len(each) else 0.0 for each in inside])
 
 
-def _step_rewards(group: Group) -> dict[int, list[Series]]:
+def _step_rewards(group: SeedGroup) -> dict[int, list[Series]]:
     """Return iterations and mean absolute step rewards of each run, by the denoising steps that have them."""
     found = {
         int(match[1]): match[0] for name in group.names("step_reward/step_") if (match := STEP_REWARD.fullmatch(name))

@@ -1,4 +1,4 @@
-"""Trajectories of a report: those with the highest and the lowest final reward, and with the largest rise."""
+"""The trajectories that a report shows: with the highest and the lowest final reward, and with the largest rise."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.monitor.trajectories import images_of
-from deploy.report.runs import Group
+from deploy.monitor.trajectories import record_images
+from deploy.report.runs import SeedGroup
 from protocol.errors import ContractError
 from protocol.status import TrajectoryRecord
 from rewards.images import encoded
@@ -58,7 +58,7 @@ class _Candidate:
     """Rise of the reward from its lowest point to the finished image."""
 
 
-def chosen_of(group: Group) -> list[ShownTrajectory]:
+def chosen_of(group: SeedGroup) -> list[ShownTrajectory]:
     """Choose up to three trajectories of a group; a trajectory is shown once, and damaged records are left out."""
     found = list(_candidates(group))
     wanted = (
@@ -89,7 +89,7 @@ def data_url(image: np.ndarray) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded(shown, kind, **options)).decode()}"
 
 
-def _candidates(group: Group) -> Iterator[_Candidate]:
+def _candidates(group: SeedGroup) -> Iterator[_Candidate]:
     for run in group.runs:
         for record in run.records:
             for row, trajectory in enumerate(record.trajectories):
@@ -102,7 +102,7 @@ def _candidates(group: Group) -> Iterator[_Candidate]:
 
 def _shown(title: str, chosen: _Candidate) -> ShownTrajectory:
     record, row = chosen.record, chosen.row
-    sheet, trajectory = np.asarray(images_of(record)), record.trajectories[row]
+    sheet, trajectory = np.asarray(record_images(record)), record.trajectories[row]
     points = sheet.shape[1] // record.width
     top, items = row * record.height, []
     earned = list(map(ShownStep, record.steps, trajectory.step_rewards, trajectory.advantages))

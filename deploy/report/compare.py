@@ -14,15 +14,15 @@ from deploy.report.runs import (
     HELDOUT,
     REWARD,
     SECONDS,
-    Group,
     Run,
+    SeedGroup,
     change_of,
     code_of,
-    differences,
+    config_differences,
+    group_of,
     groups_of,
-    named,
     read_runs,
-    span,
+    rough_duration,
 )
 from protocol.errors import RunFolderError
 from protocol.status import Document
@@ -94,10 +94,10 @@ def compare(first: Path | Sequence[Path], second: Path | Sequence[Path]) -> Comp
     notes = [
         f"{run.name}: {run.damaged} lines of metrics cannot be read and are left out" for run in runs if run.damaged
     ]
-    one, other = (named(side) for side in (runs[: len(sides[0])], runs[len(sides[0]) :]))
+    one, other = (group_of(side) for side in (runs[: len(sides[0])], runs[len(sides[0]) :]))
     for group in (one, other):
         if len(groups_of(group.runs)) > 1:
-            keys = ", ".join(key for key, _ in differences(groups_of(group.runs)))
+            keys = ", ".join(key for key, _ in config_differences(groups_of(group.runs)))
             notes.append(f"{group.name}: its runs differ in more than the seed: {keys}")
     seeds = [[run.config.seed for run in group.runs] for group in (one, other)]
     if len(runs) == 2:
@@ -115,7 +115,7 @@ def compare(first: Path | Sequence[Path], second: Path | Sequence[Path]) -> Comp
                 ("method", [method_of(group.runs[0].config) for group in (one, other)]),
                 ("code", [code_of(group) for group in (one, other)]),
                 ("seed", seeds),
-                *differences([one, other]),
+                *config_differences([one, other]),
             )
             if a != b
         },
@@ -123,7 +123,7 @@ def compare(first: Path | Sequence[Path], second: Path | Sequence[Path]) -> Comp
     )
 
 
-def verdict_of(one: Group, other: Group, difference: Difference | None) -> str:
+def verdict_of(one: SeedGroup, other: SeedGroup, difference: Difference | None) -> str:
     """Say which of two groups has the higher held-out score, and what each has reached at what cost."""
     results = f"{result_of(one)}; {result_of(other)}."
     if difference is None:
@@ -140,13 +140,13 @@ def verdict_of(one: Group, other: Group, difference: Difference | None) -> str:
     return f"{better.name} is better than {worse.name} ({where}). {results}"
 
 
-def difference_of(one: Group, other: Group) -> Difference | None:
+def difference_of(one: SeedGroup, other: SeedGroup) -> Difference | None:
     """Compare the newest held-out scores of two groups; None if they cannot be paired."""
     rows = _heldout(one, other, [])
     return rows[0].difference if rows else None
 
 
-def result_of(group: Group) -> str:
+def result_of(group: SeedGroup) -> str:
     """Say what a group has reached and what it took: `tree (3 seeds): 0.674 after 1.4 min of training each`."""
     ends = group.first_and_last(HELDOUT, of="evaluations")
     score = "no held-out score" if ends is None else f"held-out score {number(ends[1])}"
@@ -154,10 +154,10 @@ def result_of(group: Group) -> str:
     gpus = group.runs[0].config.reserved.get("GPU", 0.0)
     cost = f" on {gpus:g} GPU{'s' if gpus > 1 else ''}" if gpus else ""
     each = " each" if len(group.runs) > 1 else ""
-    return f"{group.label}: {score} after {span(seconds)} of training{cost}{each}"
+    return f"{group.label}: {score} after {rough_duration(seconds)} of training{cost}{each}"
 
 
-def _facts(one: Group, other: Group) -> Sequence[Fact]:
+def _facts(one: SeedGroup, other: SeedGroup) -> Sequence[Fact]:
     both = (one, other)
     counts, seconds = (
         [float(np.mean([of(run) for run in group.runs])) for group in both]
@@ -177,23 +177,23 @@ def _facts(one: Group, other: Group) -> Sequence[Fact]:
     return [fact for fact in facts if fact.first is not None or fact.second is not None]
 
 
-def _heldout(one: Group, other: Group, notes: list[str]) -> list[Heldout]:
+def _heldout(one: SeedGroup, other: SeedGroup, notes: list[str]) -> list[Heldout]:
     """Compare the newest evaluations; add a line to `notes` for what cannot be compared."""
-    firsts, seconds = ([held for run in group.runs if (held := _newest(run, notes))] for group in (one, other))
+    firsts, seconds = ([each for run in group.runs if (each := _newest(run, notes))] for group in (one, other))
     if not firsts or not seconds:
         return []
     newest, first = [*firsts, *seconds], firsts[0]
-    reason = next((reason for held in newest[1:] if (reason := why_unpaired(first, held))), None)
+    reason = next((reason for each in newest[1:] if (reason := why_unpaired(first, each))), None)
     if reason:
         notes.append(f"held-out scores are not paired: {reason}")
-    if len(components := dict.fromkeys(held.component for held in newest)) > 1:
+    if len(components := dict.fromkeys(each.component for each in newest)) > 1:
         notes.append(f"held-out scores are of {' and of '.join(components)}")
-    if len(iterations := dict.fromkeys(str(held.iteration) for held in newest)) > 1:
+    if len(iterations := dict.fromkeys(str(each.iteration) for each in newest)) > 1:
         notes.append(f"the newest evaluations are of iterations {' and '.join(iterations)}")
     rows = []
     for kind in (ALL, *dict.fromkeys(first.tags)):
         tag = None if kind == ALL else kind
-        scores = [[score_of(held, tag) for held in side] for side in (firsts, seconds)]
+        scores = [[score_of(each, tag) for each in side] for side in (firsts, seconds)]
         known = [[score for score in side if score is not None] for side in scores]
         if known != scores:
             continue

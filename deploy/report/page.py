@@ -21,7 +21,18 @@ from deploy.report.account import SIDES, MfuPeak, rates_of
 from deploy.report.charts import Chart
 from deploy.report.chosen import chosen_of, data_url
 from deploy.report.compare import difference_of, result_of, verdict_of
-from deploy.report.runs import HELDOUT, REWARD, Group, Run, change_of, code_of, differences, groups_of, read_runs, span
+from deploy.report.runs import (
+    HELDOUT,
+    REWARD,
+    Run,
+    SeedGroup,
+    change_of,
+    code_of,
+    config_differences,
+    groups_of,
+    read_runs,
+    rough_duration,
+)
 from flowcredit.packages import VERSION
 from protocol.errors import RunFolderError
 from protocol.ground.files import by_iteration, require_folder_of, write_whole, writing
@@ -84,7 +95,7 @@ def write_report(
     Raises:
         RunFolderError: a folder holds no run, no run has metrics yet, or `out` cannot be written or is another file.
     """
-    require_out(out)
+    require_report_path(out)
     runs = read_runs(paths)
     text = report_of(runs, peak)
     if png:
@@ -100,12 +111,12 @@ class Drawn:
     """The charts of a report."""
 
     curves: Sequence[tuple[str, Chart]]
-    step_rewards: Sequence[tuple[Group, Chart | None, Chart | None]]
+    step_rewards: Sequence[tuple[SeedGroup, Chart | None, Chart | None]]
     """Lines and map of each group."""
     diagnostics: Sequence[tuple[str, str, Chart]]
     """Metric, its meaning, and chart."""
     stages: Chart | None
-    sides: Sequence[tuple[Group, Chart]]
+    sides: Sequence[tuple[SeedGroup, Chart]]
     """Bars of each side's work over the iterations."""
 
     def all(self) -> Iterator[Chart]:
@@ -117,7 +128,7 @@ class Drawn:
         yield from (chart for _, chart in self.sides)
 
 
-def drawn_of(groups: Sequence[Group]) -> Drawn:
+def drawn_of(groups: Sequence[SeedGroup]) -> Drawn:
     return Drawn(
         curves=_curves(groups),
         step_rewards=[(group, charts.step_reward_lines(group), charts.step_reward_heat(group)) for group in groups],
@@ -135,7 +146,7 @@ def _write_pngs(drawn: Drawn, folder: Path) -> Iterator[Path]:
             yield path
 
 
-def require_out(out: Path) -> None:
+def require_report_path(out: Path) -> None:
     """Check that a report may be written to a path.
 
     Raises:
@@ -160,7 +171,7 @@ def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
     """Return the page of these runs; with a peak it also shows their mfu."""
     groups = groups_of(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=number, span=span)
+    environment.filters.update(number=number, rough_duration=rough_duration)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
@@ -182,15 +193,15 @@ def report_of(runs: Sequence[Run], peak: MfuPeak | None = None) -> str:
         has_peak=peak is not None,
         trajectories=[(group, chosen_of(group)) for group in groups],
         zeros=[name for name in DIAGNOSTICS if _is_zero(groups, name)],
-        kinds=[kind for group in groups for kind in kinds_of(group)],
+        kinds=[kind for group in groups for kind in kind_rows(group)],
         suites=[score for run in runs for score in read_suites(run.path)],
         pairs=[(group, *pairs_of(group)) for group in groups],
-        differences=differences(groups),
+        differences=config_differences(groups),
         configs=[(group, group.runs[0].config.to_yaml()) for group in groups],
     )
 
 
-def sentences_of(groups: Sequence[Group]) -> list[str]:
+def sentences_of(groups: Sequence[SeedGroup]) -> list[str]:
     """Say what came out: of one group how its score changed, of several each against the first."""
     if len(groups) == 1:
         found, reason = change_of(groups[0])
@@ -203,7 +214,7 @@ def sentences_of(groups: Sequence[Group]) -> list[str]:
     return [verdict_of(first, other, difference_of(first, other)) for other in others]
 
 
-def kinds_of(group: Group) -> Iterator[Kind]:
+def kind_rows(group: SeedGroup) -> Iterator[Kind]:
     """Compare the first and the newest evaluation of a group for each kind of prompt."""
     skipped = (HELDOUT, "evaluation/missing")
     for name in group.names("evaluation/", of="evaluations"):
@@ -214,8 +225,8 @@ def kinds_of(group: Group) -> Iterator[Kind]:
         yield Kind(group.name, tag, *ends, change_of(group, tag)[0])
 
 
-def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
-    """Return images of the first and of the newest evaluation of a group's first run with two galleries.
+def pairs_of(group: SeedGroup) -> tuple[str, list[tuple[str, list[Pair]]]]:
+    """Return images before and after: of the first and the newest gallery of a run, the group's first that has both.
 
     Returns:
         A text that names the run, both iterations and the choice; and the prompts whose score changed most, as titled
@@ -265,7 +276,7 @@ def pairs_of(group: Group) -> tuple[str, list[tuple[str, list[Pair]]]]:
     return "", []
 
 
-def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:
+def _curves(groups: Sequence[SeedGroup]) -> list[tuple[str, Chart]]:
     return [
         (f"{title} by {words}", chart)
         for title, name, of in (("Reward", REWARD, "iterations"), ("Held-out score", HELDOUT, "evaluations"))
@@ -274,7 +285,7 @@ def _curves(groups: Sequence[Group]) -> list[tuple[str, Chart]]:
     ]
 
 
-def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, Chart]]:
+def _diagnostics(groups: Sequence[SeedGroup]) -> list[tuple[str, str, Chart]]:
     return [
         (name, text, chart)
         for name, text in DIAGNOSTICS.items()
@@ -282,13 +293,13 @@ def _diagnostics(groups: Sequence[Group]) -> list[tuple[str, str, Chart]]:
     ]
 
 
-def _is_zero(groups: Sequence[Group], name: str) -> bool:
+def _is_zero(groups: Sequence[SeedGroup], name: str) -> bool:
     """Return whether the groups have a metric and it is always 0."""
     found = [values for group in groups for _, _, values in group.values(name)]
     return bool(found) and not any(values.any() for values in found)
 
 
-def _stages(groups: Sequence[Group]) -> Chart | None:
+def _stages(groups: Sequence[SeedGroup]) -> Chart | None:
     rows = []
     for group in groups:
         names = [name for name in group.names(STAGE) if name not in (f"{STAGE}iteration", f"{STAGE}evaluation")]

@@ -86,7 +86,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs whose configs differ only in the seed."""
 
     name: str
@@ -122,7 +122,7 @@ class Group:
         return [name for name in dict.fromkeys(names) if name.startswith(prefix)]
 
 
-def change_of(group: Group, tag: str | None = None) -> tuple[Difference | None, str]:
+def change_of(group: SeedGroup, tag: str | None = None) -> tuple[Difference | None, str]:
     """Compare a group's newest evaluations with its first ones, prompt by prompt; the images of its runs are pooled.
 
     Returns:
@@ -186,26 +186,26 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in the seed; config keys that cannot change a result are ignored."""
+def groups_of(runs: Sequence[Run]) -> list[SeedGroup]:
+    """SeedGroup runs that differ only in the seed; config keys that cannot change a result are ignored."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         fields = run.config.outcome_fields()
         del fields["seed"]
         found.setdefault(repr(sorted(fields.items())), []).append(run)
-    return [named(group) for group in found.values()]
+    return [group_of(group) for group in found.values()]
 
 
-def named(runs: Sequence[Run]) -> Group:
-    return Group(name=_common_name(runs), runs=runs)
+def group_of(runs: Sequence[Run]) -> SeedGroup:
+    return SeedGroup(name=_common_name(runs), runs=runs)
 
 
-def code_of(group: Group) -> str:
+def code_of(group: SeedGroup) -> str:
     """Name the code of a group's runs, as they recorded it; empty if they did not."""
     return ", ".join(dict.fromkeys(run.code for run in group.runs))
 
 
-def span(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Format a duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -213,7 +213,7 @@ def span(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
+def config_differences(groups: Sequence[SeedGroup]) -> list[tuple[str, list[Any]]]:
     """List the keys except the seed in which the configs of groups differ, even if they cannot change a result.
 
     Returns:

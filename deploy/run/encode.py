@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 
 from flow.device import device_of, torch_threads
 from protocol.config.run import RunConfig
-from protocol.messages import Asked, Prompt
+from protocol.messages import EncoderInput, Prompt
 
 BATCH = 256
 """Prompts per call; a call has a rollout actor's deadline."""
 
 
-def asked_of(config: RunConfig, prompts: Sequence[Prompt]) -> list[Asked]:
+def encoder_inputs(config: RunConfig, prompts: Sequence[Prompt]) -> list[EncoderInput]:
     """List what the policy may need: the prompts with their images, and their negatives if guidance uses them."""
     asked = [(prompt.text, prompt.conditions) for prompt in prompts]
     if config.model.guidance > 1:
@@ -35,7 +35,7 @@ async def encode_ahead(
     """
     if config.model.embedding_cache is None:
         return
-    asked = asked_of(config, prompts)
+    asked = encoder_inputs(config, prompts)
     say(f"looking up {len(asked)} prompts in {config.model.embedding_cache}")
     batches = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
     if is_local:
@@ -48,13 +48,13 @@ async def encode_ahead(
         say(f"encoded {encoded} new prompts")
 
 
-async def _locally(config: RunConfig, batches: Sequence[Sequence[Asked]]) -> int:
+async def _locally(config: RunConfig, batches: Sequence[Sequence[EncoderInput]]) -> int:
     from flow.models.load import open_embeddings
 
     role = config.cluster.rollout
     embeddings = await asyncio.to_thread(open_embeddings, config.model, device=device_of(role))
 
-    def fill(batch: Sequence[Asked]) -> int:
+    def fill(batch: Sequence[EncoderInput]) -> int:
         with torch_threads(role.threads):
             return embeddings.fill(batch)
 

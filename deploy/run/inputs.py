@@ -17,11 +17,11 @@ from protocol.messages import Prompt
 from protocol.prompts import as_table, content_of, overlap, read_prompts, shown
 from rewards.scorer import check_prompts, components_of, require_ready
 
-TOLD = (
+SENT_SECRETS = (
     "Ray writes env_vars to its logs on every node and shows them in `ray job list`: leave them out, and set secrets"
     " where `ray start` runs (docs/cluster.md, Secrets)"
 )
-"""What a user who sends a secret is told."""
+"""Message for a user who sends a secret through Ray."""
 MOST_DRAWS = 20
 """Draws of each training prompt in a run above which the run warns."""
 
@@ -106,6 +106,11 @@ def _checked_model(config: RunConfig) -> Located:
     from flow.models.load import require_loadable
 
     require_loadable(located)
+    if not cluster_address(config.cluster):
+        from flow.fused import require_kernels
+
+        has_gpus = config.cluster.rollout.gpus and config.cluster.learner.gpus
+        require_kernels(config.model, "cuda" if has_gpus else "cpu")
     if config.model.quantize and not cluster_address(config.cluster):
         from flow.quantized.transformer import require_quantizer
 
@@ -170,8 +175,8 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
     """
     from flow.models.text import overlong
 
-    if told := _secrets_told(config):
-        yield "SecretsKept", f"{told}: {TOLD}"
+    if secrets := _sent_secrets(config):
+        yield "SecretsKept", f"{secrets}: {SENT_SECRETS}"
     if both := overlap(inputs.prompts, inputs.heldout):
         yield "PromptsApart", f"{both}: set data.train and data.heldout to files without common prompts"
     for name, each in (("data.train", inputs.prompts), ("data.heldout", inputs.heldout)):
@@ -218,8 +223,8 @@ def concerns(config: RunConfig, inputs: Inputs) -> Iterator[tuple[str, str]]:
         )
 
 
-def _secrets_told(config: RunConfig) -> str:
-    """Name the secrets that Ray is told, with where they are; empty if there are none."""
+def _sent_secrets(config: RunConfig) -> str:
+    """Name the secrets that Ray gets, and what sends them; empty if there are none."""
     sent = {"the job's env_vars": job_variables()}
     sent |= {
         f"rewards.{name}.runtime_env": reward.runtime_env.get("env_vars") or {}

@@ -44,7 +44,7 @@ from protocol.ports import ImagesHandle, Metrics, Ports, RolloutHandle
 from protocol.sink import StatusSink
 from protocol.status import ActorStatus, PoolStatus
 from rewards.scorer import CheckedScorer, score_prompts, scorer_of
-from rewards.scores import Mixture, Tally, groups_of, joined, settle
+from rewards.scores import Mixture, Tally, group_ranges, joined, settle
 
 Result = TypeVar("Result")
 STOP_S = 2.0
@@ -68,7 +68,7 @@ class LocalFleet(Mixture):
         self._busy_s = dict.fromkeys(("learner", "rollout", *(f"reward/{name}" for name in config.rewards)), 0.0)
         self._calls = dict.fromkeys(self._busy_s, 0)
         self._working = ""
-        self._held: tuple[int, str] | None = None
+        self._published: tuple[int, str] | None = None
         self._joint: FrozenModel | None = None
         self.ports = Ports(rollouts=self, rewards=self, learner=self, adapters=self)
 
@@ -104,7 +104,6 @@ class LocalFleet(Mixture):
         leave(wait(self._work, timeout=STOP_S).not_done)
 
     async def rollout(self, request: ShardRequest) -> tuple[ShardReceipt, RolloutHandle, ImagesHandle]:
-        """Roll out one shard; return receipt, trajectories and images."""
         receipt, rollout, images = await self._run("rollout", lambda: self._rollout.rollout(request))
         return receipt, RolloutHandle(rollout), ImagesHandle(images)
 
@@ -124,11 +123,10 @@ class LocalFleet(Mixture):
         return images
 
     async def excerpt(self, rollout: RolloutHandle, images: ImagesHandle, *, members: int) -> Excerpt:
-        """Cut out the first members' images."""
         return excerpt_of(rollout, images, members=members)
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Check the prompts with those scorers that `check_inputs` could not build."""
+        """Check the prompts with the scorers that `check_inputs` could not build."""
         for name, reward in self._config.rewards.items():
             if reward.runtime_env:
                 await self._run(f"reward/{name}", partial(self._scorers[name].check, prompts))
@@ -138,7 +136,6 @@ class LocalFleet(Mixture):
         return {}
 
     async def update(self, groups: Sequence["asyncio.Future[ScoredGroup]"]) -> Metrics:
-        """Learn from one iteration's groups."""
         if self._config.cluster.offload:
             await asyncio.wait(groups)
             await self._run("rollout", self._rollout.rest)
@@ -150,7 +147,6 @@ class LocalFleet(Mixture):
         return self._learner.adapter()
 
     async def credit(self, group: int) -> Credit:
-        """Return the credit of one group of the newest update."""
         return self._learner.credit(group)
 
     async def state(self) -> LearnerState:
@@ -165,7 +161,7 @@ class LocalFleet(Mixture):
         held = await self._run("rollout", lambda: self._rollout.receive(adapter))
         if held != (adapter.version, adapter.digest):
             raise ContractError(f"the rollout policy must hold version {adapter.version}, got {held}")
-        self._held = held
+        self._published = held
 
     def pools(self) -> list[PoolStatus]:
         """Describe one actor of each kind, all in this process."""
@@ -175,7 +171,7 @@ class LocalFleet(Mixture):
         ]
 
     def actors(self) -> list[ActorStatus]:
-        version, digest = self._held or (None, None)
+        version, digest = self._published or (None, None)
         return [
             ActorStatus(
                 name=f"{name}-0",
@@ -208,7 +204,7 @@ class LocalFleet(Mixture):
         """Return an empty text: nothing waits for a node."""
         return ""
 
-    async def _ask(
+    async def _scores_by_name(
         self,
         names: Collection[str],
         images: np.ndarray,
@@ -219,15 +215,15 @@ class LocalFleet(Mixture):
         answers = {}
         for name in names:
             config = self._config.rewards[name].model_copy(update={"tries": 1})
-            cuts = [slice(rows.start, rows.stop) for rows in groups_of(config, len(prompts), group)]
-            own = deepcopy(list(prompts))  # as in a process of its own: what a scorer changes there, no other call sees
+            cuts = [slice(rows.start, rows.stop) for rows in group_ranges(config, len(prompts), group)]
+            copies = deepcopy(list(prompts))  # as for another process: no other call sees what a scorer changes there
 
             def score(
                 scorer: CheckedScorer = self._scorers[name],
                 cuts: Sequence[slice] = cuts,
-                own: Sequence[Prompt] = own,
+                copies: Sequence[Prompt] = copies,
             ) -> Scores:
-                return joined([score_prompts(scorer, images[cut], own[cut]) for cut in cuts])
+                return joined([score_prompts(scorer, images[cut], copies[cut]) for cut in cuts])
 
             scores = await self._run(f"reward/{name}", score)
             if config.on_failure == "pause" and not scores.valid.any():

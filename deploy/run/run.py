@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.folder.heldout import read_heldout
 from deploy.folder.names import CONFIG, TOKEN
-from deploy.folder.paired import fallen
+from deploy.folder.paired import change_text
 from deploy.folder.read import adapter_to_fork, require_fork_of
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -138,14 +138,14 @@ def run_training(
 def _run(prepared: PreparedRun) -> Outcome:
     """Start Ray outside the event loop, where Ctrl-C ends it at once, and train."""
     run, config, say = prepared.run, prepared.run.config, prepared.progress.say
-    found = run.newest()
-    start = found[0].iteration if found else 0
-    run.rewind(start if found else -1)
+    newest = run.newest()
+    start = newest[0].iteration if newest else 0
+    run.rewind(start if newest else -1)
     journal = RunJournal(run, prepared.progress)
     journal.iteration = start
-    if found:
-        say(f"continuing from {prepared.shown(found[1])}")
-        if changes := run.version_changes(found[1]):
+    if newest:
+        say(f"continuing from {prepared.shown(newest[1])}")
+        if changes := run.version_changes(newest[1]):
             message = f"the run may compute differently from here on: {', '.join(changes)}"
             journal.condition("SameVersions", holds=False, reason="Changed", message=message)
         if start >= config.iterations:
@@ -155,7 +155,7 @@ def _run(prepared: PreparedRun) -> Outcome:
         for kind, message in prepared.concerns:
             journal.condition(kind, holds=False, reason="Noticed", message=message)
         with nullcontext() if prepared.is_local else _cluster(prepared, journal):
-            run_to_end(_train(prepared, journal, found[0] if found else None))
+            run_to_end(_train(prepared, journal, newest[0] if newest else None))
         run.require_writer()
     return _outcome(run, journal)
 
@@ -239,7 +239,7 @@ def _change(run: RunFolder) -> str:
 
 def _diversity(run: RunFolder) -> str:
     name, held = run.config.diversity_reading, read_heldout(run.path)
-    return fallen(held[0], held[-1], name) if name and len(held) > 1 else ""
+    return change_text(held[0], held[-1], name) if name and len(held) > 1 else ""
 
 
 def _before_after(run: RunFolder, last: int) -> Path | None:

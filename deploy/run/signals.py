@@ -86,7 +86,7 @@ class StopRequest:
 def stop_on_signal(
     say: Callable[[str], None], *, within_s: float, request: StopRequest | None = None
 ) -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; the task that enters this context is the one to stop.
+    """Yield an event that the first signal sets; the task that enters this context is stopped.
 
     Args:
         within_s: seconds from the event, whoever sets it, until the task is cancelled; the context then ends without an

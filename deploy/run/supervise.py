@@ -85,7 +85,7 @@ async def supervise(
                         {name: math.nan if mean is None else mean for name, mean in each.items()},
                     )
                     for iteration, each in means.items()
-                    if iteration <= done  # others are made again, and told again
+                    if iteration <= done  # later iterations are repeated and reported again
                 ],
             )
         except LearnerFailedError as error:

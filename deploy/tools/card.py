@@ -27,7 +27,7 @@ def write_card(run: Path, folder: Path, *, iteration: int | None = None, name: s
 
     Args:
         folder: an existing folder.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         name: the LoRA's repository; None for a folder that holds a whole model.
 
     Returns:
@@ -146,11 +146,11 @@ Every key that can change a result:
 
 def _scores(run: Path, config: RunConfig, iteration: int) -> str:
     """Say the score before training and at this iteration, and the interval of their difference over the prompts."""
-    scores, held = evaluation_scores(run), {each.iteration: each for each in read_run(run).heldout}
+    scores, heldout = evaluation_scores(run), {each.iteration: each for each in read_run(run).heldout}
     if 0 not in scores or iteration not in scores or not iteration:
         return f"There is no evaluation both before training and at iteration {iteration}."
     said = f"`{config.evaluation.component}`: {scores[0]:.3f} before, {scores[iteration]:.3f} after"
-    is_paired = 0 in held and iteration in held and not why_unpaired(held[0], held[iteration])
-    change = paired_difference([held[0]], [held[iteration]]) if is_paired else None
+    is_paired = 0 in heldout and iteration in heldout and not why_unpaired(heldout[0], heldout[iteration])
+    change = paired_difference([heldout[0]], [heldout[iteration]]) if is_paired else None
     interval = f", {change} (95 % by a paired bootstrap over {change.prompts} prompts)" if change else ""
     return said + interval + (", of the running mean" if config.evaluation.adapter == "average" else "") + ".\n"

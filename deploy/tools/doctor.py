@@ -20,7 +20,7 @@ from protocol.config.run import RunConfig
 from protocol.config.status import StatusConfig, board_address
 from protocol.errors import FlowcreditError, InputError, one_line
 from protocol.ground.addresses import BOARD_VARIABLE, EMBEDDED, OFF
-from protocol.ground.files import found_of
+from protocol.ground.files import existing_of
 from protocol.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def gpus(question: Question) -> Iterator[Finding]:
 
 def disk(question: Question) -> Iterator[Finding]:
     """Check the folder for run folders and its free space."""
-    parent = found_of(question.run)
+    parent = existing_of(question.run)
     if not parent.is_dir():
         yield Finding("bad", "run folder", f"{parent} is no folder", "set --run to a folder or a new name")
     elif not os.access(parent, os.W_OK):

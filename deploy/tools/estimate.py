@@ -27,7 +27,7 @@ from flow.rollout import rollout_shard
 from learner.credit.step_weights import step_weights
 from protocol.config.model import LoraConfig
 from protocol.config.run import RunConfig
-from protocol.messages import Condition, Prompt, ShardRequest
+from protocol.messages import ConditionImage, Prompt, ShardRequest
 
 GIB = 2**30
 CONTEXT = int(0.8 * GIB)
@@ -52,7 +52,7 @@ SMALL = 64
 
 
 @dataclass(frozen=True)
-class Evaluations:
+class IterationCounts:
     """Counts of one iteration; an evaluation is one pass of one row through the transformer, so guidance needs two."""
 
     trajectories: int
@@ -83,7 +83,7 @@ class Evaluations:
 class Estimate:
     """The estimate that `train --dry-run` shows."""
 
-    evaluations: Evaluations
+    evaluations: IterationCounts
     rollout: Mapping[str, int]
     """Memory of a rollout actor in bytes, by part."""
     learner: Mapping[str, int]
@@ -106,7 +106,6 @@ class Estimate:
     """The model without weights that was estimated; `recounted` needs its schedule."""
 
     def lines(self) -> Iterator[str]:
-        """Yield the estimate as lines of text."""
         counts = self.evaluations
         yield (
             f"an iteration rolls out {counts.trajectories:,} trajectories and scores {counts.images:,} images; for this"
@@ -215,14 +214,14 @@ def estimate_of(
     }
     cluster = config.cluster
     joint = cluster.joint_role.gpus if cluster.is_joint else 0.0
-    rollout = on_the_first(rollout, joint or cluster.rollout.gpus)
-    learner = on_the_first(learner, joint or cluster.learner.gpus)
+    rollout = first_gpu_memory(rollout, joint or cluster.rollout.gpus)
+    learner = first_gpu_memory(learner, joint or cluster.learner.gpus)
     shared = 0
     if cluster.is_joint:
         learner = {part: size for part, size in learner.items() if part not in ONCE}
         shared = joint_memory(rollout, learner)
     elif cluster.is_colocated:
-        shared = shared_memory(rollout, learner, offload=cluster.offload)
+        shared = bundle_memory(rollout, learner, offload=cluster.offload)
     return Estimate(
         evaluations=counts,
         rollout=rollout,
@@ -238,19 +237,19 @@ def estimate_of(
     )
 
 
-def recounted(config: RunConfig, found: Estimate) -> Estimate:
+def recounted(config: RunConfig, estimated: Estimate) -> Estimate:
     """Count the evaluations of another config of the same model and image size; its memory is not estimated.
 
     Args:
-        found: estimate of the first config, by `estimate`.
+        estimated: estimate of the first config, by `estimate`.
 
     Returns:
         The first estimate with the other config's counts.
     """
-    assert found.backbone is not None
-    counts = found.evaluations
+    assert estimated.backbone is not None
+    counts = estimated.evaluations
     gradient = counts.gradient_flops / counts.forward_flops
-    shard = count_shard(config, found.backbone)
+    shard = count_shard(config, estimated.backbone)
     again = count_evaluations(
         config,
         shard,
@@ -259,10 +258,10 @@ def recounted(config: RunConfig, found: Estimate) -> Estimate:
         image=counts.image_flops,
         point=counts.point_flops,
     )
-    return replace(found, evaluations=again)
+    return replace(estimated, evaluations=again)
 
 
-def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
+def bundle_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, offload: bool) -> int:
     """Compute the peak memory of a rollout actor and a learner worker together on one GPU.
 
     Args:
@@ -280,8 +279,8 @@ def shared_memory(rollout: Mapping[str, int], learner: Mapping[str, int], *, off
     return max(whole[0] + resting[1], whole[1] + resting[0])
 
 
-def on_the_first(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
-    """Return the memory of the first of several GPUs, at most: its share of what lies in the blocks, and all else.
+def first_gpu_memory(parts: Mapping[str, int], gpus: float) -> dict[str, int]:
+    """Return the most memory of the first of several GPUs: its share of what lies in the blocks, and all else.
 
     Args:
         parts: bytes of an actor by part.
@@ -343,7 +342,7 @@ def _beside_one_state(backbone: PipelineBackbone, config: RunConfig, shard: Shar
 
 def count_shard(config: RunConfig, backbone: PipelineBackbone) -> ShardCounts:
     """Run a first and a later shard of each window on a stand-in that counts; `backbone` gives its schedule."""
-    counter = Counter(backbone)
+    counter = CountingBackbone(backbone)
     policy: FlowPolicy = policy_of(counter, config)
     weights = config.credit.step_weights
     step_weights(weights, total=policy.total_steps, stds=policy.stds, trained=policy.trained)  # a run refuses them too
@@ -396,7 +395,7 @@ def _pairs_and_states(config: RunConfig, policy: FlowPolicy, explored: Sequence[
 
 def count_evaluations(
     config: RunConfig, shard: ShardCounts, *, forward: float, gradient: float, image: float = 0.0, point: float = 0.0
-) -> Evaluations:
+) -> IterationCounts:
     """Compute the counts of an iteration from a shard's.
 
     Args:
@@ -422,7 +421,7 @@ def count_evaluations(
     trajectories = shards * config.group.shard
     images = groups * shard.images + (shards - groups) * shard.later_images
     points = images - trajectories if config.scores_points else 0
-    return Evaluations(
+    return IterationCounts(
         trajectories=trajectories,
         rollout=round(groups * shard.rows + (shards - groups) * shard.later_rows),
         images=images,
@@ -437,7 +436,7 @@ def count_evaluations(
     )
 
 
-class Counter:
+class CountingBackbone:
     """A backbone with small latents that predicts zeros and records the sizes of its largest calls.
 
     `meter` measures the sampler's own tensors at this small size; they grow in proportion to the latents.
@@ -455,16 +454,14 @@ class Counter:
         self._backbone = backbone
 
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """Return the schedule of the real model."""
         return self._backbone.sigmas(steps)
 
-    def sized(self, height: int, width: int) -> "Counter":
+    def sized(self, height: int, width: int) -> "CountingBackbone":
         """Return this stand-in: its latents have one size."""
         del height, width
         return self
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
-        """Return an empty conditioning."""
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         del text, conditions
         return Conditioning.of({EMBEDS: torch.zeros(1, 0, 0)})
 
@@ -492,11 +489,9 @@ class Counter:
         self.held_decoding = max(self.held_decoding, self.meter.current)
         return np.zeros((len(latents), 1, 1, 3), np.uint8)
 
-    def rest(self) -> None:
-        """Do nothing: there are no weights to move."""
+    def rest(self) -> None: ...
 
-    def wake(self) -> None:
-        """Do nothing: there are no weights to move."""
+    def wake(self) -> None: ...
 
 
 def lanes_of_a_worker(config: RunConfig) -> int:

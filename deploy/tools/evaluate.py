@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from deploy.folder.gallery import cell_of, kept_of, write_grid
+from deploy.folder.gallery import cell_of, gallery_images, write_grid
 from deploy.folder.heldout import SCORE, HeldoutScores, heldout_of
 from deploy.folder.paired import Difference, families_of, paired_difference, score_of
 from deploy.folder.read import average_of, best_checkpoint, checkpoint_of, config_of, require_same
@@ -23,7 +23,7 @@ from deploy.tools.suites import SUITES
 from flow.maths.hybrid import first_steps
 from flow.models.completed import completed
 from learner.loop.evaluate import Evaluation, evaluate
-from learner.update.ema import without
+from learner.update.ema import neutral
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError, RunFolderError
 from protocol.ground.files import write_whole, writing
@@ -41,14 +41,14 @@ class Assessed:
     evaluation: Evaluation
     scores: HeldoutScores
     diversity: float | None
-    """Diversity of the images, see `Diversity`; None if it was not measured."""
+    """Diversity of the images, see `DiversityMeter`; None if it was not measured."""
     adapter_share: float | None
     """Share of the steps that the adapter takes, from the first (`flow.maths.hybrid`); None for the base model."""
     adapter_steps: int | None
     """The number of these steps."""
 
 
-class Diversity:
+class DiversityMeter:
     """Diversity of the images of a prompt: mean of 1 - cosine of CLIP's image features over all pairs of images.
 
     0 means that this CLIP sees no difference between the images. Values of two CLIPs are not comparable.
@@ -62,7 +62,7 @@ class Diversity:
         self._features: dict[int, np.ndarray] = {}
 
     def take(self, first: int, images: np.ndarray) -> None:
-        """Take images uint8 [B, H, W, 3]; `first` is the number of the first one."""
+        """Take images uint8 [B, H, W, 3]; `first` is the number of the first image."""
         self._features |= dict(enumerate(self._clip.of_images(images), start=first))
 
     def settle(self, images_per_prompt: int) -> float:
@@ -98,12 +98,10 @@ async def assess(
     Args:
         config: config of the evaluation: sections `data`, `rewards`, `evaluation` and `cluster`.
         run: the run folder; None evaluates only the base model.
-        iteration: iteration of the checkpoint; None takes the newest.
-        is_best: take the checkpoint with the highest held-out score instead.
+        iteration: of the checkpoint; None takes the newest, or with `is_best` the best by held-out score.
         has_base: evaluate the base model too.
         has_start: evaluate the LoRA of `model.lora.start`; then `run` is None.
-        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
-            (`flow.maths.hybrid`).
+        adapter_share: share of the steps that the adapter takes (`flow.maths.hybrid`).
         features: a CLIP whose image features measure diversity; None leaves it out.
 
     Returns:
@@ -119,7 +117,7 @@ async def assess(
         raise ConfigError("--adapter-share is the share of a run's adapter: name a run, or leave the option out")
     first = first_steps(adapter_share, config.evaluation.steps)
 
-    def checked() -> tuple[RunConfig, list[Prompt], Adapter | None, Diversity | None]:
+    def checked() -> tuple[RunConfig, list[Prompt], Adapter | None, DiversityMeter | None]:
         whole = completed(config)
         if features and whole.evaluation.images_per_prompt < 2:
             raise ConfigError(
@@ -131,14 +129,14 @@ async def assess(
             require_same(run, config_of(run), whole, section="model.", remedy="give the run's own values")
             state, _ = checkpoint_of(run, best_checkpoint(run) if is_best else iteration)
             adapter = average_of(state, run) if whole.evaluation.adapter == "average" else state.adapter
-        return whole, heldout, adapter, Diversity(features) if features else None
+        return whole, heldout, adapter, DiversityMeter(features) if features else None
 
     config, heldout, adapter, diversity = await asyncio.to_thread(checked)
     settings, console = config.evaluation, Console(stderr=True)
     async with evaluators(config, heldout, is_local=is_local) as fleet:
-        first_one = await fleet.first_adapter()  # perhaps that of model.lora.start
+        first_one = await fleet.first_adapter()  # it may hold model.lora.start
         adapter = first_one if has_start else adapter
-        adapters = {BASE: without(first_one)} if has_base or adapter is None else {}
+        adapters = {BASE: neutral(first_one)} if has_base or adapter is None else {}
         if adapter:
             adapters[ADAPTER] = adapter
         results = []
@@ -154,7 +152,7 @@ async def assess(
                     adapter=each,
                     adapter_steps=taken,
                     watch=diversity.take if diversity else None,
-                    tell=partial(bar.advance, task),
+                    on_scored=partial(bar.advance, task),
                 )
             measured = diversity.settle(settings.images_per_prompt) if diversity else None
             scores = heldout_of(each.version, found, settings)
@@ -162,7 +160,7 @@ async def assess(
         return results
 
 
-def differences(results: Sequence[Assessed], *, name: str = SCORE) -> dict[str, Difference]:
+def paired_differences(results: Sequence[Assessed], *, name: str = SCORE) -> dict[str, Difference]:
     """Return the paired difference of two results, adapter minus base, by kind of prompts.
 
     Args:
@@ -212,9 +210,10 @@ def document(results: Sequence[Assessed], features: str | None = None, suite: st
             }
             for each in results
         ],
-        "differences": {kind: each.model_dump() for kind, each in differences(results).items()},
+        "differences": {kind: each.model_dump() for kind, each in paired_differences(results).items()},
         "part_differences": {
-            part: {kind: each.model_dump() for kind, each in differences(results, name=part).items()} for part in parts
+            part: {kind: each.model_dump() for kind, each in paired_differences(results, name=part).items()}
+            for part in parts
         },
     }
 
@@ -222,7 +221,7 @@ def document(results: Sequence[Assessed], features: str | None = None, suite: st
 GRID = "grid.png"
 
 
-def require_out(out: Path) -> None:
+def make_results_folder(out: Path) -> None:
     """Make the folder for an evaluation (RunFolderError: it cannot be made, or already holds an evaluation)."""
     for name in (JSON, GRID):
         if (out / name).exists():
@@ -239,7 +238,7 @@ def write_results(
     Raises:
         RunFolderError: a file cannot be written.
     """
-    galleries = [kept_of(each.evaluation.gallery) for each in results]
+    galleries = [gallery_images(each.evaluation.gallery) for each in results]
     texts = [prompt.text for prompt, _, _ in results[0].evaluation.gallery]
     cells = [cell_of(text, *row) for text, row in zip(texts, zip(*galleries, strict=True), strict=True)]
     with writing(out, "--out"):

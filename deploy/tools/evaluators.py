@@ -23,12 +23,10 @@ class ToTerminal:
         self._console = console
 
     def condition(self, type: str, holds: bool | None, reason: str, message: str) -> None:  # noqa: A002, ARG002, FBT001
-        """Print a condition that does not hold."""
         if holds is False:
             self.event(message, "warning")
 
     def event(self, message: str, kind: str = "info") -> None:
-        """Print a warning or an error."""
         if kind != "info":
             self._console.print(message, markup=False, emoji=False, soft_wrap=True)
 

@@ -29,7 +29,7 @@ def export_lora(
 
     Args:
         file: file to write; it must not exist.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         dtype: dtype of the written tensors; None takes float32.
         is_average: take the running mean of the adapter instead.
 
@@ -52,7 +52,7 @@ def export_model(
 
     Args:
         folder: folder to write; it must not exist.
-        iteration: iteration of the checkpoint; None takes the newest.
+        iteration: of the checkpoint; None takes the newest.
         dtype: dtype of the written weights; None takes the dtype of the model's transformer on disk.
         is_average: merge the running mean of the adapter instead.
 

@@ -58,11 +58,8 @@ def generate_images(
         prompts: P prompts; one without a negative prompt takes the run's `data.negative`.
         steps: Euler steps of the ODE; None takes the run's `evaluation.steps`.
         size: height and width in pixels; None takes the size of the run's evaluation.
-        iteration: iteration of the checkpoint; None takes the newest.
-        is_best: take the checkpoint with the highest held-out score instead.
-        is_average: use the running mean of the adapter.
-        adapter_share: share of the steps that the adapter takes, from the first; the base model takes the others
-            (`flow.maths.hybrid`).
+        iteration: of the checkpoint; None takes the newest, or with `is_best` the best by held-out score.
+        adapter_share: share of the steps that the adapter takes (`flow.maths.hybrid`).
         has_grid: write one `grid_NNN.png` with all images instead.
         device: torch's name of the device; None takes a GPU if there is one.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deploy.tools.estimate import Evaluations, pass_of
+from deploy.tools.estimate import IterationCounts, pass_of
 from deploy.tools.fake_memory import CostMeter
 from flow.device import best_device, computing
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
@@ -78,7 +78,7 @@ class Speed:
         )
 
 
-def measure(config: RunConfig, counts: Evaluations) -> Speed:
+def measure(config: RunConfig, counts: IterationCounts) -> Speed:
     """Measure the device of this process: a GPU if there is one, else the CPU.
 
     Args:

@@ -54,41 +54,43 @@ def nodes_of(config: RunConfig) -> int:
     return math.ceil(config.reserved.get("GPU", 0.0) / GPUS_OF_A_NODE) or 1
 
 
-def roles_of(config: RunConfig, found: Estimate) -> list[RoleMemory]:
+def roles_of(config: RunConfig, estimated: Estimate) -> list[RoleMemory]:
     """Add the memory that each process takes besides its model to an estimate.
 
     Returns:
         A rollout actor, a learner worker, with `cluster.offload` a node's copy of the weights of resting sides, an
         actor of each reward without its scorer's weights, the driver, and the object stores of all nodes together.
     """
-    adapter, counts = 4 * found.trained, found.evaluations
+    adapter, counts = 4 * estimated.trained, estimated.evaluations
     means = sum([config.is_forward, config.learner.average.decay > 0])
     state = {"adapters and optimizer": (3 + means) * adapter}
-    rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": found.images * found.image}
-    learner = {**state, "trajectories": 2 * found.trajectories}
+    rollout = {"adapters": (config.held_adapters + 1) * adapter, "images": estimated.images * estimated.image}
+    learner = {**state, "trajectories": 2 * estimated.trajectories}
     driver = {**state, "older adapters": config.group.max_lag * adapter}
     cluster = config.cluster
     workers = cluster.learner.workers
     store = {
-        "images": counts.images * found.image,
-        "trajectories": config.group.shards * found.trajectories,
+        "images": counts.images * estimated.image,
+        "trajectories": config.group.shards * estimated.trajectories,
         "sums of gradients": (workers + nodes_of(config) * (workers > 1)) * adapter,
     }
     rewards = [
         RoleMemory(
             role=f"reward actor {name}",
             gpu={},
-            host={"process": PROCESS["reward actor"], "images": 2 * reward.batch * found.image},
+            host={"process": PROCESS["reward actor"], "images": 2 * reward.batch * estimated.image},
             uncounted="its scorer's model",
             count=reward.actors,
         )
         for name, reward in config.rewards.items()
     ]
-    frozen = {part: found.rollout.get(part, 0) for part in ("transformer", "VAE", "tiny decoder")}
+    frozen = {part: estimated.rollout.get(part, 0) for part in ("transformer", "VAE", "tiny decoder")}
     resting = RoleMemory(role="resting weights", gpu={}, host=frozen, count=nodes_of(config))
     return [
-        _role("rollout actor", found.rollout, rollout, has_gpu=cluster.rollout.gpus > 0, count=cluster.rollout_actors),
-        _role("learner worker", found.learner, learner, has_gpu=cluster.learner.gpus > 0, count=workers),
+        _role(
+            "rollout actor", estimated.rollout, rollout, has_gpu=cluster.rollout.gpus > 0, count=cluster.rollout_actors
+        ),
+        _role("learner worker", estimated.learner, learner, has_gpu=cluster.learner.gpus > 0, count=workers),
         *([resting] if cluster.offload else []),
         *rewards,
         _role("driver", {}, driver, has_gpu=False),
@@ -105,7 +107,7 @@ def _role(
     return RoleMemory(role=role, gpu=device, host=own, count=count)
 
 
-def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
+def fit_problems(config: RunConfig, estimated: Estimate, *, card: str | None = None) -> Iterator[ConfigError]:
     """Compare the GPU memory of the roles with a card's, or with this machine's GPUs if the run uses them.
 
     Args:
@@ -126,17 +128,17 @@ def fit_problems(config: RunConfig, found: Estimate, *, card: str | None = None)
     cluster = config.cluster
     share = cluster.rollout.gpus + cluster.learner.gpus
     bundles = max(1, int(1 / share)) if share else 1
-    if cluster.is_colocated and bundles * found.shared > limit and cluster.learner.gpus:
+    if cluster.is_colocated and bundles * estimated.shared > limit and cluster.learner.gpus:
         taking = "a rollout actor and a learner worker take"
         if bundles > 1:
             taking = f"{bundles} bundles of a rollout actor and a learner worker on one GPU take"
         yield ConfigError(
-            f"{taking} about {bundles * found.shared / GIB:.1f} GiB together, but {gpu} has {limit / GIB:.1f}:"
-            f" {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, found.learner)}"
+            f"{taking} about {bundles * estimated.shared / GIB:.1f} GiB together, but {gpu} has {limit / GIB:.1f}:"
+            f" {cluster.memory_remedy.rpartition(': ')[2]}, or {_remedies(config, estimated.learner)}"
         )
     for role, share, parts in (
-        ("rollout actor", cluster.rollout.gpus, found.rollout),
-        ("learner worker", cluster.learner.gpus, found.learner),
+        ("rollout actor", cluster.rollout.gpus, estimated.rollout),
+        ("learner worker", cluster.learner.gpus, estimated.learner),
     ):
         if not share or cluster.is_colocated:
             continue

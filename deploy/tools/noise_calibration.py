@@ -1,7 +1,8 @@
 """Noise calibration: a noise level for each step, found before training as in DenseGRPO (arXiv 2601.20218, alg. 1).
 
-For each step, count the trajectories whose reward it raised and those whose reward it lowered. If the two counts are
-balanced, the level grows, because there is room to explore; otherwise the noise is too strong, and the level shrinks:
+For each step, count the trajectories whose reward it raised, and the trajectories whose reward it lowered. If the two
+counts are balanced, the level grows, because there is room to explore; otherwise the noise is too strong, and the level
+shrinks:
 
     |#{gain > 0} - #{gain < 0}| < tolerance   level + rate
     otherwise                                 level - rate

@@ -23,8 +23,6 @@ TEMPLATE = re.compile(r"'(\{\} [^'\n]*)'\.format\(question\)")
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite."""
-
     about: str
     prompts: str
     """Its set in `SETS`."""

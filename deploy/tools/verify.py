@@ -107,22 +107,22 @@ def _learner(lines: Sequence[dict[str, Any]], *, lanes: int) -> Iterator[Verifie
     updates = [line for line in lines if "ledger/first" in line]
     if not updates:
         return
-    by_size = [(size, list(own)) for size, own in groupby(updates, lambda line: line.get("update/workers", 0))]
+    by_size = [(size, list(same)) for size, same in groupby(updates, lambda line: line.get("update/workers", 0))]
     wrong = [size for size, _ in by_size if size and lanes % size]
     if wrong:
         yield Verified("learner", f"{wrong[0]:g} workers cannot have shared {lanes} lanes", is_whole=False)
         return
-    found = ", ".join(
-        f"{_workers(size)} in iterations {own[0]['iteration']} to {own[-1]['iteration']}" for size, own in by_size
+    finding = ", ".join(
+        f"{_workers(size)} in iterations {same[0]['iteration']} to {same[-1]['iteration']}" for size, same in by_size
     )
-    together = [line for size, own in by_size if size > 1 for line in own]
+    together = [line for size, same in by_size if size > 1 for line in same]
     if together:
         reduction, update = (sum(line[name] for line in together) for name in (REDUCTION, UPDATE))
-        found += (
+        finding += (
             f"; equal digests after {len(together)} updates of several workers, which spent {reduction / update:.0%} of"
             " their time on sums"
         )
-    yield Verified("learner", found)
+    yield Verified("learner", finding)
 
 
 def _workers(size: float) -> str:
@@ -135,21 +135,21 @@ def _checkpoints(root: Path) -> tuple[list[Verified], int]:
         folders, newest = checkpoint_folders(root), 0
     except CheckpointError as error:
         return [Verified("checkpoints", str(error), is_whole=False)], 0
-    found = [] if folders else [Verified("checkpoints", "none yet")]
+    results = [] if folders else [Verified("checkpoints", "none yet")]
     for folder in folders:
         try:
             state = read_checkpoint(folder)
         except CheckpointError as error:
             if folder.exists():  # the run may have removed it meanwhile
-                found.append(Verified(folder.name, str(error), is_whole=False))
+                results.append(Verified(folder.name, str(error), is_whole=False))
         else:
             newest = max(newest, state.iteration)
-            found.append(Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}"))
+            results.append(Verified(folder.name, f"whole, adapter {state.adapter.digest[:12]}"))
     if folders and (root / LATEST).is_symlink():
         target, newer = _latest(root, {folder.name for folder in folders})
         where = f"points to {target}" + (f", but the newest is {newer}" if newer else "")
-        found.append(Verified(LATEST, where, is_whole=not newer))
-    return found, newest
+        results.append(Verified(LATEST, where, is_whole=not newer))
+    return results, newest
 
 
 def _latest(root: Path, known: Collection[str]) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """The adapter in a transformer: attach it, and convert its tensors to and from the message `Adapter`."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
 ADAPTER = "default"
+QKV = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
+"""Names of the layers in diffusers' attention that read one tensor in turn, of the image and of the text."""
 
 
 class Lora:
@@ -176,7 +179,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
     """Put an adapter's modules into a transformer.
 
     Args:
-        config: rank, alpha and targets; `flow.models.located.Located.lora` fills them in.
+        config: rank, alpha and targets, which `flow.models.located.Located.lora` fills in, and `qkv`.
         low_cpu_mem_usage: leave the adapter's tensors on the device `meta`.
 
     Raises:
@@ -214,6 +217,12 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         # `Branch` casts the adapter, so peft must not cast the activations.
         layer.cast_input_dtype_enabled = False  # pyrefly: ignore[missing-attribute]
         layer.lora_variant[ADAPTER] = Branch  # pyrefly: ignore[missing-attribute]
+    if config.qkv == "joined":
+        for module in transformer.modules():
+            for names in QKV:
+                layers = [getattr(module, name, None) for name in names]
+                if all(hasattr(layer, "lora_A") for layer in layers):
+                    _Join(layers)
 
 
 class Merged(torch.autograd.Function):
@@ -285,6 +294,88 @@ class Branch:
         held = result.flatten(0, -2)
         add = held.addmm if torch.is_grad_enabled() else held.addmm_
         return add(rows, high.to(x.dtype).t(), alpha=scaling).view_as(result)
+
+
+class Joined(torch.autograd.Function):
+    """x W^T + b + s x A^T B^T of several frozen layers that read the same x, and the gradients for x, A and B.
+
+    Their A are one product, and products add to the gradient for x, so x and its gradient cross memory less often. The
+    W stay apart: the parts of one product are strided, and what follows would copy them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Float[Tensor, "... inputs"],
+        low: Float[Tensor, "ranks inputs"],
+        scaling: float,
+        *parts: Any,
+    ) -> tuple[Float[Tensor, "... outputs"], ...]:
+        """Compute all layers.
+
+        Args:
+            low: their A, one below the other.
+            parts: W, b and B of each layer.
+        """
+        weights, biases, highs = parts[::3], parts[1::3], parts[2::3]
+        rows = x.flatten(0, -2)
+        inner = linear(rows, low)
+        ctx.save_for_backward(x, low, inner, *weights, *highs)
+        ctx.scaling = scaling
+        results = []
+        for weight, bias, high, own in zip(weights, biases, highs, inner.chunk(len(weights), 1), strict=True):
+            result = linear(rows, weight, bias).addmm_(own, high.t(), alpha=scaling)
+            results.append(result.view(*x.shape[:-1], -1))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Float[Tensor, "... outputs"]) -> tuple[Tensor | None, ...]:
+        x, low, inner, *rest = ctx.saved_tensors
+        count, rows = len(gradients), x.flatten(0, -2)
+        slopes = [each.flatten(0, -2) for each in gradients]
+        for_inner = torch.cat([slope @ high for slope, high in zip(slopes, rest[count:], strict=True)], 1)
+        for_inner *= ctx.scaling
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = for_inner @ low
+            for slope, weight in zip(slopes, rest[:count], strict=True):
+                for_x.addmm_(slope, weight)
+            for_x = for_x.view_as(x)
+        for_parts: list[Tensor | None] = []
+        for slope, own in zip(slopes, inner.chunk(count, 1), strict=True):
+            for_parts += [None, None, ctx.scaling * (slope.t() @ own)]
+        return for_x, for_inner.t() @ rows, None, *for_parts
+
+
+class _Join:
+    """Computes layers together when the first one is called; each other call takes what is its own."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = layers
+        self._x: Tensor | None = None
+        self._results: tuple[Tensor, ...] = ()
+        for index, layer in enumerate(layers):
+            layer.forward = partial(self._result, index)
+
+    def _result(self, index: int, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+        if self._layers[index].disable_adapters:
+            return self._layers[index].get_base_layer()(x)
+        if index == 0:
+            self._x, self._results = x, self._computed(x)
+        if self._x is not x:
+            raise ContractError("layers that are joined must read one tensor, the first one first, got another")
+        result = self._results[index]
+        if index == len(self._layers) - 1:
+            self._x, self._results = None, ()
+        return result
+
+    def _computed(self, x: Float[Tensor, "... inputs"]) -> tuple[Float[Tensor, "... outputs"], ...]:
+        parts: list[Tensor | None] = []
+        for layer in self._layers:
+            base = layer.get_base_layer()
+            parts += [base.weight, base.bias, layer.lora_B[ADAPTER].weight.to(x.dtype)]
+        low = torch.cat([layer.lora_A[ADAPTER].weight for layer in self._layers]).to(x.dtype)
+        return Joined.apply(x, low, self._layers[0].scaling[ADAPTER], *parts)
 
 
 def _layers(transformer: nn.Module) -> "list[BaseTunerLayer]":

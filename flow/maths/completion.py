@@ -103,7 +103,7 @@ def complete(
     for index in range(grid.shape[1] - 1):
         sigma, sigma_next = grid[:, index], grid[:, index + 1]
         h = sigma - sigma_next
-        here = _ask(velocity, current, sigma) if index else first_velocity
+        here = _velocity_where_noisy(velocity, current, sigma) if index else first_velocity
         slope = here
         if solver == "adams" and index:
             ratio = torch.where(h_before > 0, h / h_before, 0.0) / 2
@@ -117,7 +117,7 @@ def complete(
                 following = following + per_sample(torch.where(is_inner, share, 0.0), current) * (clean - clean_before)
             clean_before = clean
         if solver == "heun" and (sigma_next > 0).any():
-            there = _ask(velocity, following, sigma_next)
+            there = _velocity_where_noisy(velocity, following, sigma_next)
             is_inner = per_sample(sigma_next > 0, current)
             corrected = current - per_sample(h, current) * (here + there) / 2
             following = torch.where(is_inner, corrected, following)
@@ -125,7 +125,9 @@ def complete(
     return current
 
 
-def _ask(velocity: Velocity, latents: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"]) -> Float[Tensor, "B ..."]:
+def _velocity_where_noisy(
+    velocity: Velocity, latents: Float[Tensor, "B ..."], sigma: Float[Tensor, " B"]
+) -> Float[Tensor, "B ..."]:
     """Return the velocity of the rows with sigma above 0, and 0 for the others."""
     is_noisy = sigma > 0
     if is_noisy.all():

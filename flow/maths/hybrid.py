@@ -1,7 +1,7 @@
-"""Hybrid drawing: the trained adapter takes the first steps, the base model the last ones.
+"""Hybrid generation: the trained adapter takes the first steps, the base model the others.
 
-MixGRPO (arXiv 2507.21802) draws so against reward hacking and calls the share of the trained model p_mix. The script of
-its release gives the number of steps itself, 30 of 50.
+MixGRPO (arXiv 2507.21802) generates in this way against reward hacking, and calls the trained model's share p_mix. Its
+released script sets the number of steps itself, 30 of 50.
 """
 
 import math

@@ -1,7 +1,10 @@
 """Windows: which eligible steps of a trajectory are stochastic and trained, and at which of them branches split.
 
 Steps outside the window are plain ODE steps. A window depends only on the run's seed, the iteration, the group's index
-in it and the shard's index in its group, so every process finds the same one.
+in it and the shard's index in its group, so every process finds the same window.
+
+In all functions `candidates` are the eligible steps k, ascending: their std is large enough, and the last step is not
+among them. `total` is T.
 """
 
 import math
@@ -35,9 +38,7 @@ def window_steps(
       members of the shard branch from one trunk (TempFlow-GRPO, arXiv 2508.04324).
 
     Args:
-        candidates: eligible steps in ascending order: their std is large enough, and the last step is not among them.
-        total: T.
-        iteration: the iteration, from 0.
+        iteration: counted from 0.
         group: the group's index in its iteration, from 0.
         shard: the shard's index in its group, from 0.
 
@@ -47,12 +48,12 @@ def window_steps(
     if window.rule == "all":
         return tuple(candidates)
     if window.rule == "branch":
-        own = _within(window, candidates, total=total)
-        return (own[(shard + iteration) % len(own)],)
+        inside = _within(window, candidates, total=total)
+        return (inside[(shard + iteration) % len(inside)],)
     if window.rule == "spread":
-        own = _within(window, candidates, total=total)
+        inside = _within(window, candidates, total=total)
         at = (group + iteration) % window_period(window, candidates=candidates, total=total)
-        return tuple(own[at : at + window.size])
+        return tuple(inside[at : at + window.size])
     start = _start(window, total=total, seed=seed, iteration=iteration)
     return _inside(window, candidates, start, total=total)
 
@@ -60,12 +61,7 @@ def window_steps(
 def window_lengths(window: WindowConfig, *, candidates: Sequence[int], total: int) -> set[int]:
     """Return the numbers of stochastic steps that the windows of a run's shards can have.
 
-    Args:
-        candidates: eligible steps in ascending order.
-        total: T.
-
-    Returns:
-        Numbers of at least 1 for a window that `require_trainable` accepts.
+    They are at least 1 for a window that `require_trainable` accepts.
     """
     if window.rule == "all":
         return {len(candidates)}
@@ -75,15 +71,7 @@ def window_lengths(window: WindowConfig, *, candidates: Sequence[int], total: in
 
 
 def window_union(window: WindowConfig, *, candidates: Sequence[int], total: int) -> tuple[int, ...]:
-    """Return the steps that are stochastic in some shard of a run that is long enough.
-
-    Args:
-        candidates: eligible steps in ascending order.
-        total: T.
-
-    Returns:
-        Steps k in ascending order.
-    """
+    """Return the steps k, ascending, that are stochastic in some shard of a run that is long enough."""
     if window.rule == "all":
         return tuple(candidates)
     if window.rule in ("branch", "spread"):
@@ -94,32 +82,20 @@ def window_union(window: WindowConfig, *, candidates: Sequence[int], total: int)
 
 
 def window_period(window: WindowConfig, *, candidates: Sequence[int], total: int) -> int:
-    """Count the groups of an iteration after which `spread` windows repeat; 1 for the other rules.
-
-    Args:
-        candidates: eligible steps in ascending order.
-        total: T.
-
-    Returns:
-        Different windows, at least 1.
-    """
+    """Count the groups of an iteration after which `spread` windows repeat; 1 for the other rules."""
     return len(_within(window, candidates, total=total)) - window.size + 1 if window.rule == "spread" else 1
 
 
 def require_trainable(window: WindowConfig, *, candidates: Sequence[int], total: int) -> None:
     """Refuse a window that may hold no stochastic step.
 
-    Args:
-        candidates: eligible steps in ascending order.
-        total: T.
-
     Raises:
         ConfigError: some start of the window leaves it without an eligible step.
     """
     needed = {"branch": 1, "spread": window.size}.get(window.rule, 0)
-    if len(own := _within(window, candidates, total=total)) < needed:
+    if len(inside := _within(window, candidates, total=total)) < needed:
         raise ConfigError(
-            f"sampling.window.within must hold {needed} of the stochastic steps {list(candidates)}, got {own}: widen"
+            f"sampling.window.within must hold {needed} of the stochastic steps {list(candidates)}, got {inside}: widen"
             " it, or lower size"
         )
     for start in _starts(window, total):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 EMBEDS = "encoder_hidden_states"
 """Name of the embeddings [B, tokens, D] whose prompts may differ in length."""
@@ -26,7 +26,7 @@ class Conditioning:
 
     tensors: Mapping[str, Tensor]
     """By the name of the transformer's argument, each [B, ...]. `EMBEDS` is as long as the longest prompt; shorter ones
-    end in zeros. Those whose names begin with `CONDITION` are `conditions`."""
+    end in zeros. Names that begin with `CONDITION` hold `conditions`."""
     lengths: tuple[int, ...]
     """Tokens of each row without these zeros."""
 
@@ -42,7 +42,7 @@ class Conditioning:
 
     @property
     def texts(self) -> dict[str, Tensor]:
-        """The tensors without those of condition images."""
+        """The tensors without the latents of condition images."""
         return {name: each for name, each in self.tensors.items() if not name.startswith(CONDITION)}
 
     @property
@@ -59,7 +59,7 @@ class Conditioning:
         """Return some of the rows, as long as the longest of them."""
         lengths = self.lengths[piece]
         tensors = {name: each[piece] for name, each in self.tensors.items()}
-        return Conditioning({**tensors, EMBEDS: fitted(tensors[EMBEDS], max(lengths))}, lengths)
+        return Conditioning({**tensors, EMBEDS: with_length(tensors[EMBEDS], max(lengths))}, lengths)
 
     def repeat(self, times: int) -> "Conditioning":
         """Copy the one prompt to `times` rows, as in diffusers' pipelines.
@@ -97,7 +97,7 @@ class Backbone(Protocol):
         """
         ...
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return one prompt's embeddings and the latents of its condition images.
 
         A prompt is encoded alone, so other prompts change no bit.
@@ -158,11 +158,11 @@ def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
     """
     lengths = tuple(length for each in conditionings for length in each.lengths)
     parts = {name: [each.tensors[name] for each in conditionings] for name in conditionings[0].tensors}
-    parts[EMBEDS] = [fitted(each, max(lengths)) for each in parts[EMBEDS]]
+    parts[EMBEDS] = [with_length(each, max(lengths)) for each in parts[EMBEDS]]
     return Conditioning({name: torch.cat(each) for name, each in parts.items()}, lengths)
 
 
-def fitted(embeds: Float[Tensor, "B tokens D"], tokens: int) -> Float[Tensor, "B {tokens} D"]:
+def with_length(embeds: Float[Tensor, "B tokens D"], tokens: int) -> Float[Tensor, "B {tokens} D"]:
     """Cut zeros off the end of embeddings, or append them."""
     missing = tokens - embeds.shape[1]
     return torch.nn.functional.pad(embeds, (0, 0, 0, missing)) if missing else embeds

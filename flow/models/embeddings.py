@@ -27,7 +27,7 @@ from flow.models.text import TextEncoders
 from protocol.errors import ModelError
 from protocol.ground.files import sha256_of, share, whole
 from protocol.ground.resources import resolve
-from protocol.messages import Asked, Condition
+from protocol.messages import ConditionImage, EncoderInput
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class Embeddings:
         self._encoders = encoders
         self._config = config
         self._folder = resolve(config.embedding_cache) if config.embedding_cache else None
-        self._kept: OrderedDict[Asked, Conditioning] = OrderedDict()
+        self._kept: OrderedDict[EncoderInput, Conditioning] = OrderedDict()
 
-    def of(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def of(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return one prompt's embeddings.
 
         Raises:
@@ -60,7 +60,7 @@ class Embeddings:
         self._kept.move_to_end(asked)
         return self._kept[asked]
 
-    def fill(self, wanted: Iterable[Asked]) -> int:
+    def fill(self, wanted: Iterable[EncoderInput]) -> int:
         """Encode everything that the cache folder lacks, and return how much there was.
 
         Raises:
@@ -77,7 +77,7 @@ class Embeddings:
         """Free the encoders' memory after `fill`; the next text that the cache lacks loads them again."""
         self._encoders.free()
 
-    def _cached(self, asked: Asked) -> Conditioning:
+    def _cached(self, asked: EncoderInput) -> Conditioning:
         found = self._read(asked)
         if found is None:
             log.info("the embedding cache lacks a prompt; encoding it: %.60s", asked[0])
@@ -86,7 +86,7 @@ class Embeddings:
             self._write(asked, found)
         return found
 
-    def _path(self, asked: Asked) -> Path:
+    def _path(self, asked: EncoderInput) -> Path:
         assert self._folder is not None
         text, conditions = asked
         facts = {
@@ -105,7 +105,7 @@ class Embeddings:
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return self._folder / key[:2] / f"{key}.safetensors"
 
-    def _read(self, asked: Asked) -> Conditioning | None:
+    def _read(self, asked: EncoderInput) -> Conditioning | None:
         path = self._path(asked)
         try:
             held = load_file(path, device=str(self._encoders.device))
@@ -117,7 +117,7 @@ class Embeddings:
             log.warning("embedding %s cannot be read and is encoded again: %s", path, error)
             return None
 
-    def _write(self, asked: Asked, embeddings: Conditioning) -> None:
+    def _write(self, asked: EncoderInput, embeddings: Conditioning) -> None:
         path = self._path(asked)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,8 +35,8 @@ class Family:
     text_parts: tuple[str, ...]
     """Components of the pipeline that are needed to encode prompts only."""
     rank: int
-    """Default inner width of the LoRA: for SD3 and FLUX.1 that of Flow-GRPO's published training scripts (arXiv
-    2505.05470), for Qwen-Image-2.1 that of miles-diffusion's, for the others our own."""
+    """Default inner width of the LoRA: for SD3 and FLUX.1 as in Flow-GRPO's published training scripts (arXiv
+    2505.05470), for Qwen-Image-2.1 as in miles-diffusion's, for the others our own."""
     alpha: int
     """Default alpha of the LoRA, from the same source."""
     targets: tuple[str, ...]

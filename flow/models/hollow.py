@@ -18,7 +18,7 @@ from flow.models.reading import CLIP_TOKENS, clip_tokens, dtype_of, quiet_librar
 from flow.quantized.transformer import quantized
 from protocol.config.model import LoraConfig, ModelConfig
 from protocol.errors import ModelError
-from protocol.messages import Asked, Condition
+from protocol.messages import ConditionImage, EncoderInput
 
 LAYERS = ("num_layers", "num_single_layers", "n_layers")
 """Keys of a transformer's config that count its layers."""
@@ -157,9 +157,9 @@ class _RandomEmbeddings:
     backbone: PipelineBackbone
 
     def __init__(self) -> None:
-        self._made: dict[Asked, Conditioning] = {}
+        self._made: dict[EncoderInput, Conditioning] = {}
 
-    def of(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def of(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         asked = text, conditions
         if asked not in self._made:
             self._made[asked] = self.backbone.example(1)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protocol.errors import ModelError
-from protocol.ground.hub import explained, is_hub_id
+from protocol.ground.hub import hub_errors, is_hub_id
 from protocol.ground.resources import SCHEME, resolve
 
 INDEX = "model_index.json"
@@ -41,7 +41,7 @@ def index_folder(repo: str, revision: str | None) -> Path:
     """Return the folder of a repository, with its `model_index.json` at least."""
     from huggingface_hub import hf_hub_download
 
-    with _model_explained(repo, revision):
+    with _model_errors(repo, revision):
         return Path(hf_hub_download(repo, INDEX, revision=revision)).parent
 
 
@@ -50,7 +50,7 @@ def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted = [*CONFIGS, *(f"{part}/*" for part in parts)]
-    with _model_explained(repo, revision):
+    with _model_errors(repo, revision):
         folder = Path(
             snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNUSED_FILES))
         )
@@ -65,7 +65,7 @@ def config_folder(repo: str, revision: str | None) -> Path:
     """Return the folder of a repository with its config files and tokenizers."""
     from huggingface_hub import snapshot_download
 
-    with _model_explained(repo, revision):
+    with _model_errors(repo, revision):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=CONFIGS))
 
 
@@ -75,7 +75,7 @@ def tiny_decoder_folder(repo: str, revision: str | None, *, is_whole: bool) -> P
 
     wanted = ["config.json", *(["diffusion_pytorch_model.safetensors"] if is_whole else [])]
     key = "model.tiny_decoder"
-    with _explained(f"the tiny decoder {repo}", repo, revision, key, f"set {key} to a folder", f"{key}_revision"):
+    with _errors_of(f"the tiny decoder {repo}", repo, revision, key, f"set {key} to a folder", f"{key}_revision"):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
 
 
@@ -87,17 +87,17 @@ def lora_path(path: str, revision: str | None, *, is_whole: bool = True) -> str:
 
     wanted = ["adapter_config.json", *(["pytorch_lora_weights.safetensors", "adapter_*"] if is_whole else [])]
     key = "model.lora.start"
-    with _explained(f"the LoRA {path}", path, revision, key, f"set {key} to a folder or file", "model.lora.revision"):
+    with _errors_of(f"the LoRA {path}", path, revision, key, f"set {key} to a folder or file", "model.lora.revision"):
         return snapshot_download(path, revision=revision, allow_patterns=wanted)
 
 
-def _model_explained(repo: str, revision: str | None) -> AbstractContextManager[None]:
+def _model_errors(repo: str, revision: str | None) -> AbstractContextManager[None]:
     remedy = "set model.path to a folder in diffusers' format"
-    return _explained(f"model {repo}", repo, revision, "model.path", remedy, "model.revision")
+    return _errors_of(f"model {repo}", repo, revision, "model.path", remedy, "model.revision")
 
 
-def _explained(
+def _errors_of(
     what: str, repo: str, revision: str | None, key: str, remedy: str, revision_key: str
 ) -> AbstractContextManager[None]:
     what += f" at revision {revision}" if revision else ""
-    return explained(what, repo, error=ModelError, key=key, remedy=remedy, revision_key=revision_key)
+    return hub_errors(what, repo, error=ModelError, key=key, remedy=remedy, revision_key=revision_key)

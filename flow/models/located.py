@@ -23,7 +23,7 @@ from protocol.prompts import check_each
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 """Class of the schedulers whose sigmas `flow.maths.schedule` computes."""
 SCHEDULE_NUMBERS = "shift", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "num_train_timesteps"
-"""Keys of its config that must not be null; the class has defaults for those that are absent."""
+"""Keys of its config that must not be null; the class has defaults for absent keys."""
 CORE_PARTS = "transformer", "vae", "scheduler"
 """What every pipeline has."""
 IMAGE_VAES = "AutoencoderKL", "AutoencoderTiny"
@@ -106,7 +106,7 @@ class Located:
         if lacking := [key for key in SCHEDULE_NUMBERS if settings.get(key, 0) is None]:
             raise ModelError(
                 f"the scheduler of model folder {self.folder} must have a number as {lacking[0]}, got null: set it to"
-                " that of the model's release"
+                " the number in the model's release"
             )
         return {**settings, "sample_sigmas": self.index.get("sample_sigmas")}
 
@@ -192,8 +192,7 @@ class Located:
         if (tiny.channels, tiny.scale) != (vae.channels, vae.scale):
             raise ModelError(
                 f"model.tiny_decoder must decode the model's latents, of {vae.channels} channels to {vae.scale} times"
-                f" their size, got {path} for {tiny.channels} channels and {tiny.scale} times: take the one that was"
-                " made for this model"
+                f" their size, got {path} for {tiny.channels} channels and {tiny.scale} times: take this model's"
             )
         return folder
 

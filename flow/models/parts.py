@@ -71,8 +71,8 @@ def read_model(kind: Any, folder: Path, what: str, *, is_outline: bool = False, 
         if unknown:
             raise ModelError(
                 f"{what} must name {unknown[0]} in its config.json, got none, and the pipeline needs it to decode:"
-                f" set it to that of the model's release, or to {1 if unknown[0] == 'scaling_factor' else 0} if latents"
-                " are decoded as they are"
+                f" set it as in the model's release, or to {1 if unknown[0] == 'scaling_factor' else 0} if latents are"
+                " decoded as they are"
             )
     channels = getattr(model.config, "z_dim", None)  # of Qwen-Image's VAEs
     for key in ("latents_mean", "latents_std") if channels else ():
@@ -137,7 +137,7 @@ def is_tokenizer(part: str) -> bool:
 
 
 def read_tokenizer(located: Located, part: str) -> Any:
-    """Read a tokenizer of a model, such as `tokenizer_2`, or that of its processor.
+    """Read a tokenizer of a model, such as `tokenizer_2`, or its processor's tokenizer.
 
     Raises:
         ModelError: a file is missing or cannot be read, or there is no chat template where prompts need one.
@@ -160,7 +160,7 @@ def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyTy
     """Make a model's pipeline of parts that are read already, and of its scheduler.
 
     Args:
-        text_parts: those of `read_text_parts`; the pipeline has None for others.
+        text_parts: from `read_text_parts`; the pipeline has None for other text parts.
 
     Raises:
         ModelError: the scheduler cannot be read, or is of a class whose sigmas ours are not.
@@ -177,7 +177,7 @@ def pipeline_of(located: Located, text_parts: Mapping[str, Any] = MappingProxyTy
 
 
 def text_arguments(family: Family, text_parts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Return a pipeline's arguments for its text parts: None for those that are not read."""
+    """Return a pipeline's arguments for its text parts; None for a part that is not read."""
     arguments = dict[str, Any].fromkeys(family.text_parts) | dict(text_parts)
     if PROCESSOR in arguments and not family.reads_images:
         arguments[PROCESSOR] = _processor_of(arguments[PROCESSOR])
@@ -202,7 +202,7 @@ def _processor_of(tokenizer: Any) -> Any:
 
 
 def _image_processor(located: Located, tokenizer: Any) -> Any:
-    """Return a processor that reads texts and images, with Pillow: that of videos beside it needs torchvision."""
+    """Return a processor that reads texts and, with Pillow, images; one that also reads videos needs torchvision."""
     from transformers import Qwen2VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -265,17 +265,19 @@ def _outline(kind: Any, folder: Path, what: str) -> Any:
         model = loaded(kind.from_config, settings, what=what, error=ModelError)
     if not files:
         raise ModelError(f"{what} must hold its weights, got no {STEMS['diffusers']}.safetensors: download them")
-    held: dict[str, torch.Tensor] = {}
+    in_files: dict[str, torch.Tensor] = {}
     for file in files:
-        held |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
-    model._fix_state_dict_keys_on_load(held)  # VAEs of older releases
-    own = model.state_dict()
-    found = {
-        "missing_keys": own.keys() - held.keys(),
-        "unexpected_keys": held.keys() - own.keys(),
-        "mismatched_keys": [(name,) for name in own.keys() & held.keys() if own[name].shape != held[name].shape],
+        in_files |= loaded(_header, file, what=f"{file.name} of the {what}", error=ModelError)
+    model._fix_state_dict_keys_on_load(in_files)  # VAEs of older releases
+    in_class = model.state_dict()
+    loading_info = {
+        "missing_keys": in_class.keys() - in_files.keys(),
+        "unexpected_keys": in_files.keys() - in_class.keys(),
+        "mismatched_keys": [
+            (name,) for name in in_class.keys() & in_files.keys() if in_class[name].shape != in_files[name].shape
+        ],
     }
-    require_tensors(model, found, what=what, error=ModelError)
+    require_tensors(model, loading_info, what=what, error=ModelError)
     return model
 
 

@@ -15,7 +15,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from flow.fused import fuse, join_attention
+from flow.attention import choose_attention
+from flow.fused import fuse, join_attention, require_kernels
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
@@ -29,7 +30,7 @@ from flow.quantized.transformer import quantization_of
 from flow.spread import spread
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError, NonFiniteError
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 SHIFTS = ("use_dynamic_shifting", "shift_terminal")
 """Scheduler options that some families' schedules follow."""
@@ -119,7 +120,7 @@ class PipelineBackbone(ABC):
         elif config.attention != "native":
             join_attention(self.transformer)
         with quiet_libraries():  # always: without a choice an environment variable decides
-            self.transformer.set_attention_backend(config.attention)
+            choose_attention(self.transformer, config.attention, device=device.type)
         if config.vae_tiling:
             self.vae.enable_tiling()
         if config.gradient_checkpointing:
@@ -135,9 +136,11 @@ class PipelineBackbone(ABC):
             devices: all parts are on the first one; several share the blocks of the transformer, in turn.
 
         Raises:
-            ModelError: a part cannot be read.
+            ModelError: a part cannot be read, or a kernel that the config asks for is not there.
         """
         config, device = located.model, devices[0]
+        if device.type == "cuda":
+            require_kernels(config, device.type)
         with quiet_libraries():
             transformer = read_part(
                 located, "transformer", dtype=dtype_of(config), quantization_config=quantization_of(config)
@@ -254,40 +257,24 @@ class PipelineBackbone(ABC):
         return Conditioning.of({EMBEDS: torch.randn(count, length, width, device=self._device)})
 
     def sized(self, height: int, width: int) -> Self:
-        """Return this model with the latent shape and the schedule of another size; both share all weights.
-
-        Raises:
-            ModelError: the model cannot generate images of this size.
-        """
         other = copy(self)
         other.latent_shape = self._latent_shape(height, width)
         return other
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return a prompt's embeddings; they are kept in memory and, if configured, in the cache folder."""
         return self._embeddings.of(text, conditions)
 
     def velocity(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """Predict the velocity with the configured precision, as the pipeline does.
-
-        Args:
-            latents: states x [B, C, H, W].
-            sigma: noise level of each state, in [0, 1] [B].
-            conditioning: embeddings with one row for each state.
-        """
+        """Predict the velocity with the configured precision, as the pipeline does."""
         return self._predict(latents.to(self._dtype), sigma, conditioning.to(self._dtype)).float()
 
     def guide(
         self, without: Float[Tensor, "B C H W"], toward: Float[Tensor, "B C H W"], weight: float
     ) -> Float[Tensor, "B C H W"]:
-        """Combine the velocities of the two branches of guidance: v_u + w (v_c - v_u).
-
-        Args:
-            without: v_u, of the negative prompt.
-            weight: w.
-        """
+        """Combine the velocities of the two branches of guidance: v_u + w (v_c - v_u)."""
         return without + weight * (toward - without)
 
     @torch.no_grad()
@@ -295,12 +282,6 @@ class PipelineBackbone(ABC):
         """Decode clean latents, at most `decode_batch` at a time, and round to 8 bits as the pipeline does.
 
         An image whose decoding overflows in half precision is decoded again, alone and in float32.
-
-        Args:
-            points: how many of the first rows are completed points; a tiny decoder decodes them, if there is one.
-
-        Raises:
-            NonFiniteError: the latents are not finite, or float32 overflows too.
         """
         tiny = points if self.tiny_decoder else 0
         parts = ((True, latents[:tiny]), (False, latents[tiny:]))

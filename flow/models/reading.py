@@ -17,18 +17,16 @@ CLIP_TOKENS = 77
 
 
 def dtype_of(config: ModelConfig) -> torch.dtype:
-    """Return torch's dtype for `model.dtype`."""
     return getattr(torch, config.dtype)
 
 
 def vae_dtype_of(config: ModelConfig) -> torch.dtype:
-    """Return torch's dtype for the VAE."""
     return getattr(torch, config.vae_dtype or config.dtype)
 
 
 @contextmanager
 def quiet_libraries(*names: str) -> Iterator[None]:
-    """Let diffusers and transformers, or those named, log errors only, without progress bars, inside the block.
+    """Let the named libraries, by default diffusers and transformers, log errors only, without progress bars.
 
     This also silences the notices of their first import, such as the one about a missing torchvision.
     """

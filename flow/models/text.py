@@ -20,7 +20,7 @@ from flow.models.parts import (
 from flow.models.reading import dtype_of, quiet_libraries, vae_dtype_of
 from protocol.config.model import ModelConfig
 from protocol.ground.condition_images import read_condition
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 Encode = Callable[[Any, str, Sequence[np.ndarray], ModelConfig, torch.device], Conditioning]
 """A family's `encode_whole(pipeline, text, images, config, device)`: one prompt with its condition images."""
@@ -35,7 +35,7 @@ class TextEncoders:
         self._encode = encode
         self._pipeline: Any = None
 
-    def encode(self, text: str, conditions: tuple[Condition, ...] = ()) -> Conditioning:
+    def encode(self, text: str, conditions: tuple[ConditionImage, ...] = ()) -> Conditioning:
         """Return one prompt's embeddings on the encoders' device.
 
         Raises:

@@ -47,7 +47,7 @@ class Nf4Tensor(TorchAOBaseTensor):
         layer.weight = nn.Parameter(Nf4Tensor.of(layer.weight), requires_grad=False)
 
     Args:
-        qdata: two numbers of values in each byte, the first one in the high bits; zeros fill the last block.
+        qdata: two numbers of values in each byte, the first in the high bits; zeros fill the last block.
         pairs: the two values of each byte. It is part of the tensor to be on its device.
     """
 

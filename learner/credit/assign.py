@@ -50,12 +50,8 @@ def assign_credit(
     that one reward could not score is missing for all. Step rewards, values and slopes are the mixture's.
 
     Args:
-        config: credit rule, normalisation and mixture.
-        step_weights: one factor for each step, from `learner.credit.step_weights`.
+        step_weights: from `learner.credit.step_weights`.
         baseline: running mean gain of each step over the earlier iterations, for `ema`.
-
-    Returns:
-        Step rewards and advantages [G, N, T].
 
     Raises:
         ContractError: a reward that `advantages` mixes has no score where the mixture has one.
@@ -86,10 +82,10 @@ def _assign(
     normalise = _normaliser(config, pool, _in_use(baseline, after))
     advantages = torch.stack([normalise(group) for group in rewards])
     for end in tables.further:
-        own = step_rewards(end, config).step_rewards
-        normalise = _normaliser(config, own.flatten(0, 1), None)
-        advantages = advantages + torch.stack([normalise(group) for group in own])
-        rewards = rewards + own
+        end_rewards = step_rewards(end, config).step_rewards
+        normalise = _normaliser(config, end_rewards.flatten(0, 1), None)
+        advantages = advantages + torch.stack([normalise(group) for group in end_rewards])
+        rewards = rewards + end_rewards
     rewards = rewards / (1 + len(tables.further))
     return Assignment(
         step_rewards=rewards, advantages=advantages, baseline=after, slopes=earned.slopes, values=earned.values

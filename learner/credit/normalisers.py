@@ -1,8 +1,9 @@
-"""Normalisers: the step rewards [N, K] of one group become advantages, float32; a missing step reward gets 0.
+"""Normalisers: the step rewards g [N, K] of one group become advantages A [N, K], float32; 0 where g is missing.
 
-Their signature is `normaliser(values, epsilon=, ddof=, pool=)`. `pool` holds the step rewards [M, K] of all groups of
-the iteration, over which the std is taken instead of over the group's own. Statistics are taken in float64. Values that
-are all equal have nothing to compare: their advantages are exactly 0.
+Their signature is `normaliser(values, epsilon=, ddof=, pool=)`: `values` is g, `epsilon` is added to the std (1e-4 in
+Flow-GRPO), and `ddof` is its delta degrees of freedom. With a `pool`, the step rewards [M, K] of all groups of the
+iteration, the std is the pool's instead of the group's. Statistics are taken in float64. Values that are all equal have
+nothing to compare: their advantages are exactly 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,15 +34,6 @@ def joint(
 
     Stepwise-Flow-GRPO (arXiv 2603.28718); on `uniform` step rewards it is Flow-GRPO's per-prompt normalisation
     (arXiv 2505.05470), with a pool its `global_std`: the mean stays the prompt's own.
-
-    Args:
-        values: g, the group's step rewards.
-        epsilon: added to the std; 1e-4 in Flow-GRPO.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
     """
     advantages = torch.zeros(values.shape, dtype=torch.float64)
     kept = present(values).double()
@@ -58,18 +50,10 @@ def per_step(
 
     The ablation of Stepwise-Flow-GRPO, the advantage of DenseGRPO (arXiv 2601.20218, equation 10) and of TP-GRPO
     (arXiv 2602.06422); with ddof 1 and epsilon 1e-8 on `uniform` step rewards DanceGRPO's (arXiv 2505.07818).
-
-    Args:
-        values: g, the group's step rewards.
-        ddof: delta degrees of freedom of each std.
-        pool: step rewards of the iteration that the stds are taken over.
-
-    Returns:
-        A, 0 where g is missing.
     """
     steps = values.split(1, dim=1)
     pools = [None] * len(steps) if pool is None else pool.split(1, dim=1)
-    columns = [joint(step, epsilon=epsilon, ddof=ddof, pool=own) for step, own in zip(steps, pools, strict=True)]
+    columns = [joint(step, epsilon=epsilon, ddof=ddof, pool=over) for step, over in zip(steps, pools, strict=True)]
     return torch.cat(columns, dim=1)
 
 
@@ -78,16 +62,8 @@ def centred(
 ) -> Float[Tensor, "N K"]:
     """A = (g_k - m_k) / (s + epsilon) with each step's own mean and one std of all differences.
 
-    Ours: with `joint`, a step whose gains are mostly of one sign gives every member an advantage of that sign. In the
-    pool each step's mean is taken over the pool.
-
-    Args:
-        values: g, the group's step rewards.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
+    Ours: with `joint`, a step whose gains are mostly of one sign gives every member an advantage of that sign. The
+    differences in the pool are from each step's mean over the pool.
     """
     pooled = None if pool is None else column_deviations(pool)
     return _scaled(column_deviations(values), epsilon=epsilon, ddof=ddof, pool=pooled)
@@ -96,14 +72,7 @@ def centred(
 def divided(values: Float[Tensor, "N K"], *, divisor: float) -> Float[Tensor, "N K"]:
     """A = (g_k - m_k) / c with each step's own mean and a given number c instead of a std.
 
-    ELBO policy gradients (arXiv 2602.04663): beta / alpha = 1e-4 / 1e-3, so c = 10.
-
-    Args:
-        values: g, the group's step rewards.
-        divisor: c.
-
-    Returns:
-        A, 0 where g is missing.
+    ELBO policy gradients (arXiv 2602.04663): beta / alpha = 1e-4 / 1e-3, so the divisor c is 10.
     """
     return (column_deviations(values).nan_to_num() / divisor).float()
 
@@ -121,13 +90,7 @@ def from_baseline(
     Stepwise-Flow-GRPO names an EMA baseline without its formula; this one is ours. See `updated_baseline`.
 
     Args:
-        values: g, the group's step rewards.
         baseline: b, known for every step that has a step reward.
-        ddof: delta degrees of freedom of the std.
-        pool: step rewards of the iteration that the std is taken over.
-
-    Returns:
-        A, 0 where g is missing.
     """
     if not _differ(present(values)):
         return torch.zeros(values.shape)

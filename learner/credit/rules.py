@@ -166,8 +166,8 @@ def tree(
 ) -> tuple[Float[Tensor, "G N T"], Float[Tensor, "G N T"]]:
     """BranchGRPO (arXiv 2509.06040): a step earns the mean final reward of all members that share it.
 
-    That mean is a Monte-Carlo value of the state after the step, without a completion. The mean of its parent's other
-    members is one of the state in which the branch separated from them.
+    That mean is a Monte-Carlo value of the state after the step, without a completion. Likewise the mean of its
+    parent's other members is a value of the state in which the branch separated from them.
 
     Args:
         finals: rewards of the finished images; a missing one is in no mean.
@@ -187,8 +187,9 @@ def tree(
     means, others = finals.new_full((2, *explored.shape), torch.nan)
     is_first = branches == torch.arange(finals.shape[1]).view(1, -1, 1)
     for k in explored.flatten(0, 1).any(0).nonzero().flatten().tolist():
-        own, family = (each[:, :, None, k] == each[:, None, :, k] for each in (branches, parents))
-        means[..., k], others[..., k] = mean_over(own), mean_over(family & ~own)
+        # [G, N, N]: whether two members share the branch, and whether they were in one state before it split.
+        branch, family = (each[:, :, None, k] == each[:, None, :, k] for each in (branches, parents))
+        means[..., k], others[..., k] = mean_over(branch), mean_over(family & ~branch)
     trained = explored & is_first
     return torch.where(trained, means, torch.nan), torch.where(trained, others, torch.nan)
 
@@ -205,9 +206,9 @@ def calibrated_tree(
         step k earns d_k - b_k o_k
 
     This method is ours. A step should not earn the quality of the state in which its branch begins. The other members
-    that left this state show that quality. They do not depend on the noise of the step, so the expected gradient is
-    that of d_k alone, up to O(1/N) and the fit of b_k; the least-squares slope makes its variance smallest. b_k is 0 if
-    the state predicts nothing.
+    that left this state show that quality. They do not depend on the noise of the step, so subtracting them leaves the
+    expected gradient as it is, up to O(1/N) and the fit of b_k; the least-squares slope makes its variance smallest.
+    b_k is 0 if the state predicts nothing.
 
     Args:
         finals: rewards of the finished images.
@@ -216,11 +217,11 @@ def calibrated_tree(
         Step rewards, NaN where the mean is; slopes, NaN for a step without a branch that has others.
     """
     centre = finals.double().nanmean(1).view(-1, 1, 1)
-    own, rest = means.double() - centre, others.double() - centre
-    both = ~(own.isnan() | rest.isnan())
-    above, below = (torch.where(both, product, 0.0).sum((0, 1)) for product in (own * rest, rest.square()))
+    d, o = means.double() - centre, others.double() - centre
+    both = ~(d.isnan() | o.isnan())
+    above, below = (torch.where(both, product, 0.0).sum((0, 1)) for product in (d * o, o.square()))
     slopes = _slopes(above, below, both.any(1).any(0))
-    return (own - slopes.nan_to_num() * rest.nan_to_num()).float(), slopes
+    return (d - slopes.nan_to_num() * o.nan_to_num()).float(), slopes
 
 
 def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"], Float[Tensor, " T"]]:
@@ -233,7 +234,7 @@ def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"],
     Ours: the least-squares prediction of the final reward from a point's, both relative to the group's mean. A
     completion is one deterministic guess at the value of a point. With rule-based scores it is a coin flip, and early
     guesses say little; neighbouring gains of raw rewards then mostly cancel. With slopes of 1 the gains differ from the
-    plain ones by a constant for each step. A point that predicts nothing has slope 0, and does not judge the step
+    plain gains by a constant for each step. A point that predicts nothing has slope 0, and does not judge the step
     before it.
 
     Args:
@@ -250,9 +251,9 @@ def calibrated(rewards: Float[Tensor, "G N P"]) -> tuple[Float[Tensor, "G N P"],
     for table in tables:
         for k in range(total):
             both = ~table[:, [k, -1]].isnan().any(1)
-            own = deviations(table[both, k])
-            above[k] += (own * deviations(table[both, -1])).sum()
-            below[k] += own.square().sum()
+            d = deviations(table[both, k])
+            above[k] += (d * deviations(table[both, -1])).sum()
+            below[k] += d.square().sum()
             seen[k] |= both.any()
     slopes = _slopes(above, below, seen)
     differences = torch.stack([column_deviations(table) for table in tables])

@@ -82,17 +82,17 @@ def reward_tables(
             first = facts.request.first_member
             rows = slice(first, first + facts.request.members)
             explored[row][rows, list(facts.steps)] = True
-            own, above = lineage(strides(facts.steps), members=facts.request.members, total=total)
-            branches[row][rows], parents[row][rows] = first + own, first + above
+            branch, parent = lineage(strides(facts.steps), members=facts.request.members, total=total)
+            branches[row][rows], parents[row][rows] = first + branch, first + parent
             if (facts.image_index == NO_IMAGE).any():
                 skipped[row][rows, list(facts.steps)] = torch.from_numpy(facts.image_index[:, :-1] == NO_IMAGE)
             columns = (_readings(each, names) for each in (shard.scores, group.shards[0].scores))
-            for reading, (own, common) in enumerate(zip(*columns, strict=True)):
+            for reading, (shard_scores, common) in enumerate(zip(*columns, strict=True)):
                 for end, index in enumerate(indices):
                     points = [*facts.steps, total][-index.shape[1] :]
                     # NO_IMAGE is -2 and COMMON_IMAGE -1: they index the two scores appended to the shard's own.
-                    found = np.append(own, [np.nan, common[0]])[index]
-                    readings[end][reading][row][rows, points] = torch.from_numpy(found.astype(np.float32))
+                    at_points = np.append(shard_scores, [np.nan, common[0]])[index]
+                    readings[end][reading][row][rows, points] = torch.from_numpy(at_points.astype(np.float32))
     lacking = torch.stack([rewards[..., -1] for rewards, *_ in readings]).isnan().any(0)
     tables: list[RewardTables] = []
     for rewards, *scores in readings:
@@ -117,11 +117,9 @@ def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[In
 
     Args:
         strides: `FlowPolicy.strides`.
-        members: N of the shard.
-        total: T.
 
     Returns:
-        Indices of the first members of branch and parent. The last ones may have fewer members.
+        The index of the first member of each branch, and of each parent. The last branch may have fewer members.
     """
     widest = max(strides.values(), default=1)
     widths = [strides.get(k, 1) for k in range(total)]
@@ -134,7 +132,7 @@ def lineage(strides: Mapping[int, int], *, members: int, total: int) -> tuple[In
 
 
 CreditRule = Callable[[Float[Tensor, "M P"]], Float[Tensor, "M S"]]
-"""From the rewards of M trajectories at P = S + 1 points, the finished image's last, to their step rewards."""
+"""Turns the rewards of M trajectories at P = S + 1 points, the finished image's last, into their step rewards."""
 
 
 def along_windows(
@@ -143,7 +141,7 @@ def along_windows(
     explored: Bool[Tensor, "G N T"],
     skipped: Bool[Tensor, "G N T"] | None = None,
 ) -> Float[Tensor, "G N T"]:
-    """Apply a rule to each trajectory's explored points: those before its stochastic steps, and the finished image.
+    """Apply a rule to each trajectory's explored points: before its stochastic steps, and the finished image.
 
     The rule does not see the points that are skipped. Its step reward between two scored points is divided equally
     among the stochastic steps between them.
@@ -161,11 +159,11 @@ def along_windows(
     scored = explored if skipped is None else explored & ~skipped
     ways = torch.cat([explored, scored], dim=-1)
     for way in ways.flatten(0, 1).unique(dim=0):
-        rows, (window, own) = (ways == way).all(-1), way.chunk(2)
-        points = torch.cat([own, own.new_ones(1)])
+        rows, (window, before) = (ways == way).all(-1), way.chunk(2)
+        points = torch.cat([before, before.new_ones(1)])
         # A step belongs to the last scored point before it; the m steps of a point earn 1/m of its step reward.
-        part = own[window].cumsum(0) - 1
-        shares = rule(rewards[rows][:, points]) / part.bincount(minlength=int(own.sum()))
+        part = before[window].cumsum(0) - 1
+        shares = rule(rewards[rows][:, points]) / part.bincount(minlength=int(before.sum()))
         values[rows.unsqueeze(-1) & window] = shares[:, part].flatten()
     return values
 

@@ -76,8 +76,8 @@ def balanced(selected: Float[Tensor, "*B T"]) -> Float[Tensor, "*B T"]:
     """Keep as many positive as negative aggregates of an iteration: the largest of each sign. The others become NaN.
 
     If one sign is absent, all stay. Sign and rank come from r_agg, ties by (group, member, step). The published code
-    takes both from R_S - R_0 and balances on each device, so it depends on the number of devices. The signs differ only
-    without consistency, where a trajectory may turn and yet end on the other side of R_{k-1}.
+    takes both from R_S - R_0 and balances on each device, so it depends on the number of devices. The two signs differ
+    only without consistency: then a trajectory may turn and yet end on the other side of R_{k-1}.
     """
     flat = selected.flatten()
     sides = [side.nonzero().flatten() for side in (flat > 0, flat < 0)]

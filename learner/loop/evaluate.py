@@ -34,8 +34,7 @@ class Evaluation:
     prompts: tuple[Prompt, ...] = field(default=(), repr=False)
     """The held-out prompts, P of them."""
     by_image: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """Each image's reading by scorer and component, [P, images per prompt]; `score` is the one of `by_tag` (NaN: none).
-    """
+    """Each image's reading by scorer and component, [P, images per prompt], NaN without one; `by_tag` is of `score`."""
 
     def line(self, iteration: int) -> dict[str, float]:
         change = dict(zip(("heldout_change/low", "heldout_change/high"), self.change or (), strict=False))
@@ -58,7 +57,7 @@ async def evaluate(
     adapter: Adapter,
     adapter_steps: int | None = None,
     watch: Callable[[int, np.ndarray], None] | None = None,
-    tell: Callable[[int], object] | None = None,
+    on_scored: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Make `images_per_prompt` images of every prompt with this adapter and read `evaluation.component`.
 
@@ -69,7 +68,7 @@ async def evaluate(
         watch: called for each batch with the index of its first image, and its images, uint8 [B, H, W, 3]. The images
             of the first prompt have the first indices; batches come in any order. Without it only the images to show
             are fetched.
-        tell: called with the number of images of each scored batch.
+        on_scored: called with the number of images of each scored batch.
 
     Returns:
         The mean readings, and a few images to show.
@@ -101,8 +100,8 @@ async def evaluate(
         images = await ports.rollouts.fetch(handle) if here or watch else None
         if watch and images is not None:
             watch(start, images)
-        if tell:
-            tell(len(batch))
+        if on_scored:
+            on_scored(len(batch))
         return scores, {index: images[index - start] for index in here if images is not None}
 
     starts = range(0, len(wanted), settings.batch)

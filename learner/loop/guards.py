@@ -24,8 +24,8 @@ from protocol.messages import Adapter
 from protocol.sink import StatusSink
 
 MANY_ZEROS = 0.1
-"""Share of zeros above which a gradient of float16 is wrong by more than a few percent, as measured in
-docs/models.md."""
+"""Share of zeros above which a gradient of float16 is wrong by more than a few percent, as
+`tests/learner/test_half_precision.py` measures."""
 LONGER = 1.05
 """Ratio of lengths above which velocities have grown beyond the reference's: RL's usual drift begins there, 5 to 15 %
 (NormGuard, arXiv 2606.27771)."""

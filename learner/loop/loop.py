@@ -120,7 +120,7 @@ async def train(
                 try:
                     await evaluator.assess_if_due(done, groups.adapter, after=stream)
                 except GuardError:
-                    await saver.save_if_peak(done)  # of another watched scorer than the one that fell
+                    await saver.save_if_peak(done)  # another watched scorer may be at its highest
                     raise
                 if done < config.iterations:
                     await saver.save_if_due(done)
@@ -131,7 +131,7 @@ async def train(
 
 @dataclass
 class Saver:
-    """Writes checkpoints. A failed write is tried again after the next iteration; only the last one ends the run."""
+    """Writes checkpoints. A failed write is tried again after the next iteration; at the end it is an error."""
 
     groups: Groups
     guards: Guards
@@ -237,7 +237,7 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Leave out the seconds of the block, but not those in which groups in flight are still made."""
+        """Leave out the seconds of the block, except while groups in flight are still made."""
         began = time.monotonic()
         yield
         self._last += time.monotonic() - max(began, self._stream.worked_until)

@@ -39,7 +39,7 @@ async def unless_failed(other: "asyncio.Future[Any]", work: Coroutine[Any, Any, 
 
 
 async def end(task: "asyncio.Future[Any]") -> None:
-    """Cancel a task that still runs and wait for its end; its error is left to those who await it."""
+    """Cancel a task that still runs and wait for its end; whoever awaits it gets its error."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

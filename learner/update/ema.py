@@ -69,7 +69,7 @@ class OldAdapter(AdapterMean[OldConfig]):
         self.move(min(self._config.rate * max(0, steps - self._config.flat), self._config.most))
 
 
-def without(adapter: Adapter) -> Adapter:
-    """Return an adapter of the same shape that changes nothing: it stands for the model without adapter."""
+def neutral(adapter: Adapter) -> Adapter:
+    """Return an adapter of the same shapes that changes nothing: it stands for the model without adapter."""
     arrays = {name: np.zeros_like(array) for name, array in adapter.arrays.items()}
     return Adapter(version=adapter.version, arrays=arrays, digest=digest_of(arrays))

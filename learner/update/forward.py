@@ -58,7 +58,7 @@ class View:
 
 @dataclass(frozen=True)
 class ForwardObjective:
-    """The loss of the (trajectory, step) pairs of the objectives of the forward process."""
+    """The loss of (trajectory, step) pairs by an objective of the forward process."""
 
     policy: FlowPolicy
     lora: Lora
@@ -68,15 +68,15 @@ class ForwardObjective:
     """A_max, the bound of the advantages; `nft` and `awm` divide them by it."""
 
     def __call__(self, batch: NoisedBatch) -> PairLosses:
-        """Add noise of the step's level to the clean latents, and run the policy there and the ones to compare with."""
+        """Add noise of the step's level to the clean latents; run the policy there and what it is compared with."""
         view = self._seen(batch)
-        loss, own = FORMULAS[self.config.objective](view, self.config, self.advantage_clip)
+        loss, numbers = FORMULAS[self.config.objective](view, self.config, self.advantage_clip)
         if view.old is not None:
-            own["old_distance"] = _distance(view.velocity, view.old)
+            numbers["old_distance"] = _distance(view.velocity, view.old)
         kl = torch.zeros_like(loss)
         if view.reference is not None:
             kl = _distance(view.velocity, view.reference)
-            excess, own["velocity_norm_ratio"] = norm_excess(view.velocity, view.reference)
+            excess, numbers["velocity_norm_ratio"] = norm_excess(view.velocity, view.reference)
             loss = loss + self.config.kl.weight * kl
             if self.config.norm_guard:
                 loss = loss + self.config.norm_guard * excess
@@ -86,7 +86,7 @@ class ForwardObjective:
             outside=None,
             kl=kl.detach() * batch.valid,
             valid=batch.valid,
-            own={name: values.detach() for name, values in own.items()},
+            numbers={name: values.detach() for name, values in numbers.items()},
         )
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class ForwardObjective:
         return replace(batch, weight=weight.expand(len(batch.latents)))
 
     def _seen(self, batch: NoisedBatch) -> View:
-        """Run the policy, and without a gradient the ones to compare with, at the states of the pairs."""
+        """Run the policy at the states of the pairs, and without a gradient what it is compared with."""
         config = self.config
         conditioning = self.policy.conditioning(batch.prompt.text, batch.prompt.negative, batch.prompt.conditions)
         sigma = self.policy.sigma(batch.k, batch.latents)
@@ -127,8 +127,7 @@ class ForwardObjective:
 
 
 Loss = Callable[[View, LearnerConfig, float], tuple[Float[Tensor, " B"], dict[str, Float[Tensor, " B"]]]]
-"""Returns the loss of each pair, without penalties, and the objective's own numbers by name; the last argument is
-A_max."""
+"""Returns the loss of each pair, without penalties, and `PairLosses.numbers`; the last argument is A_max."""
 
 
 def _nft(view: View, config: LearnerConfig, most: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -158,27 +157,27 @@ def _dgpo(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str
     batch = view.batch
     assert batch.weight is not None
     assert view.old is not None
-    held, is_clipped = clipped_matching(
+    matching, is_clipped = clipped_matching(
         view.matching,
         old=_matching(view.old, batch),
         advantages=batch.advantages,
         clip_range=config.forward.clip_range,
     )
-    own = {"matching": held, "group_weight": batch.weight, "clipped": is_clipped.float()}
-    return batch.weight * batch.advantages * held, own
+    numbers = {"matching": matching, "group_weight": batch.weight, "clipped": is_clipped.float()}
+    return batch.weight * batch.advantages * matching, numbers
 
 
 def _elbo(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str, Tensor]]:
     assert view.old is not None
-    own, old = view.likelihood(view.velocity), view.likelihood(view.old)
+    trained, old = view.likelihood(view.velocity), view.likelihood(view.old)
     loss = likelihood_loss(
-        own,
+        trained,
         old=old,
         advantages=view.batch.advantages,
         rule=config.forward.loss,
         has_ratio=config.forward.has_ratio,
     )
-    return loss.float(), {"likelihood": own.float(), "likelihood_growth": (own - old).float()}
+    return loss.float(), {"likelihood": trained.float(), "likelihood_growth": (trained - old).float()}
 
 
 def _ram(view: View, config: LearnerConfig, _: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -210,12 +209,12 @@ def preference_weight(
 
         w = sigmoid(beta / G sum_i A_i (l_i - l_i^ref))
 
-    It is the slope of the logistic loss of one preference: the members with A > 0 over those with A < 0. The group's
-    loss is then the mean of w A_i l_i, with w as a constant.
+    It is the slope of the logistic loss of one preference: for the members with A > 0, against the members with A < 0.
+    The group's loss is then the mean of w A_i l_i, with w as a constant.
 
     Args:
         matching: l, the matching loss of each member at the group's noise [N].
-        reference: l^ref, the same of the policy to compare with [N].
+        reference: l^ref, the matching loss of the policy to compare with [N].
         advantages: A [N].
         valid: which members count, G of them [N].
         beta: factor of the preference, above 0.
@@ -281,7 +280,7 @@ def likelihood(
 
 
 def likelihood_loss(
-    own: Float[Tensor, " B"],
+    trained: Float[Tensor, " B"],
     *,
     old: Float[Tensor, " B"],
     advantages: Float[Tensor, " B"],
@@ -297,7 +296,7 @@ def likelihood_loss(
     `pepg` and `par` have the same gradient, -r (A - d) dl, and rest where d = A.
 
     Args:
-        own: l of the trained policy, carries the gradient [B].
+        trained: l of the trained policy, carries the gradient [B].
         old: l_old of the adapter `old` [B].
         advantages: A [B].
         rule: one of the three.
@@ -306,12 +305,12 @@ def likelihood_loss(
     Returns:
         The loss of each pair [B].
     """
-    growth = own - old
+    growth = trained - old
     ratio = growth.detach().exp() if has_ratio else 1.0
     if rule == "par":
         return ratio * (advantages - growth).square() / 2
     pull = advantages - growth.detach() if rule == "pepg" else advantages
-    return -ratio * pull * own
+    return -ratio * pull * trained
 
 
 def adjoint_matching(

@@ -5,10 +5,10 @@ binary tree with halving strides: lane i and lane i + L/2, then i and i + L/4, d
 lanes w, w + W, w + 2W and so on. So each worker's own lanes form the first levels of the tree, and the workers' sums
 are the leaves of the last log2(W) levels.
 
-Those levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one of
-them, so its work does not grow with W. Workers of one node do so first (`stages`), and then the nodes: seats c, c + F,
-c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a node sends the sum of its workers
-only.
+These last levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one
+slice, so its work does not grow with W. Workers of one node do so first, then the nodes (`exchanges_of`). Seats c,
+c + F, c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a node sends only the sum of
+its workers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Exchange:
     """An exchange of slices in groups of `members` workers, whose seats are `stride` apart.
 
     Seats and slices have numbers below W, and a number has an index in its group. A worker adds the slices of its own
@@ -65,14 +65,14 @@ class Stage:
         ]
 
 
-WHOLE = Stage(stride=1, members=1)
+WHOLE = Exchange(stride=1, members=1)
 """Cuts nothing."""
 
 
-def stages(workers: int, near: int) -> list[Stage]:
+def exchanges_of(workers: int, near: int) -> list[Exchange]:
     """Return the exchanges that add the sums of all workers: among `near` workers of a node, then between nodes."""
     far = workers // near
-    return [stage for stage in (Stage(far, near), Stage(1, far)) if stage.members > 1]
+    return [exchange for exchange in (Exchange(far, near), Exchange(1, far)) if exchange.members > 1]
 
 
 def slice_numbers(sizes: Mapping[str, int], slices: int) -> dict[str, int]:
@@ -96,30 +96,30 @@ class Lanes:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._held: dict[int, dict[str, Tensor]] = {}
+        self._gradients: dict[int, dict[str, Tensor]] = {}
 
     @contextmanager
     def adding_to(self, lane: int) -> Iterator[None]:
         """Let every backward inside the block add to this lane."""
-        held = self._held.setdefault(lane, {})
+        gradient = self._gradients.setdefault(lane, {})
         for name, parameter in self._parameters.items():
-            parameter.grad = held.get(name)
+            parameter.grad = gradient.get(name)
         try:
             yield
         finally:
             for name, parameter in self._parameters.items():
                 if parameter.grad is not None:
-                    held[name] = parameter.grad
+                    gradient[name] = parameter.grad
                 parameter.grad = None
 
     def take(self, owned: Sequence[int]) -> Gradient:
         """Add up the owned lanes, ascending, and forget them."""
-        total = added([self._held.get(lane, {}) for lane in owned], Tensor.add_)  # in place: a lane is an adapter
-        self._held = {}
+        total = added([self._gradients.get(lane, {}) for lane in owned], Tensor.add_)  # in place: a lane is an adapter
+        self._gradients = {}
         return {name: gradient.cpu().numpy() for name, gradient in total.items()}
 
     def clear(self) -> None:
-        self._held = {}
+        self._gradients = {}
 
 
 def added(sums: Sequence[Mapping[str, Leaf]], add: Callable[[Leaf, Leaf], Leaf]) -> dict[str, Leaf]:

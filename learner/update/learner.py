@@ -20,7 +20,7 @@ from learner.credit.step_weights import step_weights
 from learner.credit.tables import RewardTables, reward_tables
 from learner.update.ema import AdapterAverage, AdapterMean, OldAdapter
 from learner.update.forward import ForwardObjective
-from learner.update.lanes import Gradient, Lanes, Seat, Stage, added, slice_numbers
+from learner.update.lanes import Exchange, Gradient, Lanes, Seat, added, slice_numbers
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
 from learner.update.micro_batches import ShardTask, micro_batches, noised_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
@@ -155,12 +155,12 @@ class Learner:
                 self._add_gradients(task, rollout, batch)
         self._settle()
 
-    def lane_sum(self, cut: Stage) -> list[Gradient]:
+    def lane_sum(self, cut: Exchange) -> list[Gradient]:
         """Add up this worker's lanes of the mini-batch, cut for the exchange `cut`, and begin the next mini-batch."""
         own = range(self._seat.worker, self._config.learner.lanes, self._seat.workers)
         return cut.cut(self._lanes.take(own), self._slices())
 
-    def added(self, *sums: Gradient, cut: Stage) -> list[Gradient]:
+    def added(self, *sums: Gradient, cut: Exchange) -> list[Gradient]:
         """Add the sums of some workers, ascending by their seats, and cut the result."""
         return cut.cut(added(sums, np.add), self._slices())
 
@@ -206,21 +206,21 @@ class Learner:
         if self._old:
             self._old.update(self._steps())
         trained = update_metrics(
-            (piece for found in findings for piece in found.pieces),
+            (piece for each in findings for piece in each.pieces),
             update.steps,
             has_ratios=not self._config.is_forward,
         )
         rate = self._config.learner.rate(self.iteration)
         self.iteration += 1
-        self._update = self._exported = None  # groups hold handles, and those the trajectories in the object store
+        self._update = self._exported = None  # its groups hold handles, which keep trajectories in the object store
         metrics = {
             "ledger/first": float(first),
             "ledger/last": float(first + len(groups) - 1),
             **group_metrics(groups, tables, assignment),
             **trained,
             "train/learning_rate": rate,
-            **{name: value for found in findings for name, value in found.probed.items()},
-            **_sums([found.work for found in findings]),
+            **{name: value for each in findings for name, value in each.probed.items()},
+            **_sums([each.work for each in findings]),
             "adapter/version": float(self.iteration),
         }
         kept = (self._trained(), *([self._old.export(version=self.iteration)] if self._old else []))
@@ -287,27 +287,29 @@ class Learner:
             baseline=_without_nan(self._baseline),
         )
 
-    def _load(self, held: Snapshot) -> None:
+    def _load(self, snapshot: Snapshot) -> None:
         """Continue from a copy of a snapshot."""
         self._update = self._exported = None
         self._wake()  # the state is loaded onto the device on which it is used
-        self._lora.load(held.adapter)
+        self._lora.load(snapshot.adapter)
         moments = {
-            index: {slot: held.optimizer[f"{name}/{slot}"].clone() for slot in SLOTS}
+            index: {slot: snapshot.optimizer[f"{name}/{slot}"].clone() for slot in SLOTS}
             for index, name in enumerate(self._lora.parameters)
-            if f"{name}/step" in held.optimizer
+            if f"{name}/step" in snapshot.optimizer
         }
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
         now = self._scaler.state_dict()
-        scaler = {slot: held.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in held.optimizer}
+        scaler = {
+            slot: snapshot.optimizer[f"{SCALER}/{slot}"] for slot in now if f"{SCALER}/{slot}" in snapshot.optimizer
+        }
         if now and len(scaler) == len(now):
             self._scaler.load_state_dict({slot: type(now[slot])(value.item()) for slot, value in scaler.items()})
         if self._average:
-            self._average.load(held.average)
+            self._average.load(snapshot.average)
         if self._old:
-            self._old.load(held.old)
-        self._baseline = _with_nan(held.baseline)
-        self.iteration = held.iteration
+            self._old.load(snapshot.old)
+        self._baseline = _with_nan(snapshot.baseline)
+        self.iteration = snapshot.iteration
         self._rest()
 
     @property

@@ -30,12 +30,11 @@ class PieceStatistics:
     outside: Bool[np.ndarray, " N"] | None
     divergences: Float[np.ndarray, " M"]
     """Of the pairs that count."""
-    own: Mapping[str, Float[np.ndarray, " M"]] = field(default_factory=dict)
-    """The objective's own numbers by name, of the pairs that count."""
+    numbers: Mapping[str, Float[np.ndarray, " M"]] = field(default_factory=dict)
+    """`PairLosses.numbers` of the pairs that count."""
 
     @staticmethod
     def of(order: tuple[int, int, int], pairs: PairLosses, loss: float) -> "PieceStatistics":
-        """Copy a piece's numbers."""
         ratios, outside = pairs.ratio, pairs.outside
         return PieceStatistics(
             order=order,
@@ -43,7 +42,7 @@ class PieceStatistics:
             ratios=None if ratios is None else ratios.detach().cpu().numpy(),
             outside=None if outside is None else outside.cpu().numpy(),
             divergences=pairs.kl[pairs.valid].cpu().numpy(),
-            own={name: values[pairs.valid].cpu().numpy() for name, values in pairs.own.items()},
+            numbers={name: values[pairs.valid].cpu().numpy() for name, values in pairs.numbers.items()},
         )
 
 
@@ -65,7 +64,7 @@ def zero_share(parameters: Mapping[str, nn.Parameter]) -> float:
     A matrix A whose B is still all 0 is left out: there the gradient of A is 0 by its definition, B^T times something.
 
     Args:
-        parameters: by name, with their gradients; those without one are left out.
+        parameters: by name; a parameter without a gradient is left out.
 
     Returns:
         The share, in [0, 1]; 0 if nothing is left.
@@ -78,8 +77,8 @@ def zero_share(parameters: Mapping[str, nn.Parameter]) -> float:
     if not gradients:
         return 0.0
     elements = sum(gradient.numel() for gradient in gradients)
-    home = gradients[0].device  # a model may be on several
-    return 1 - torch.stack([gradient.count_nonzero().to(home) for gradient in gradients]).sum().item() / elements
+    device = gradients[0].device  # a model may be on several
+    return 1 - torch.stack([gradient.count_nonzero().to(device) for gradient in gradients]).sum().item() / elements
 
 
 def update_metrics(
@@ -105,7 +104,7 @@ def update_metrics(
         **({"train/zero_gradients": float(np.mean(zeros))} if zeros else {}),
         **(_ratios(ordered) if has_ratios else {}),
         "train/reference_kl": _joined([piece.divergences for piece in ordered], empty=0.0).mean().item(),
-        **_own(ordered),
+        **_numbers(ordered),
     }
 
 
@@ -121,11 +120,11 @@ def _ratios(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
     }
 
 
-def _own(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
-    """Compute mean and std of the objective's own numbers over all pairs that count."""
+def _numbers(ordered: Sequence[PieceStatistics]) -> dict[str, float]:
+    """Compute mean and std of `PieceStatistics.numbers` over all pairs that count."""
     metrics = {}
-    for name in sorted({name for piece in ordered for name in piece.own}):
-        values = np.concatenate([piece.own[name] for piece in ordered if name in piece.own])
+    for name in sorted({name for piece in ordered for name in piece.numbers}):
+        values = np.concatenate([piece.numbers[name] for piece in ordered if name in piece.numbers])
         if len(values):
             metrics[f"train/{name}_mean"] = float(values.mean())
             metrics[f"train/{name}_std"] = float(values.std())
@@ -136,11 +135,9 @@ def group_metrics(groups: Sequence[ScoredGroup], tables: RewardTables, assignmen
     """Compute rewards of the finished images, missing scores, gains and advantages by step.
 
     `reward/*` are means over finished images with a score; `reward/missing` counts images without one;
-    `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` of those without a step
-    reward; `group/duplicates` counts members of a group whose final latents equal another member's, bit for bit.
-
-    Args:
-        groups: G groups of one iteration.
+    `group/zero_variance` is the share of groups whose advantages are all 0, `group/unscored` the share of groups
+    without a step reward; `group/duplicates` counts members of a group whose final latents equal another member's, bit
+    for bit.
     """
     finals = tables.rewards[..., -1]
     known = present(finals)
@@ -187,9 +184,9 @@ def _gains_by_reward(tables: RewardTables) -> dict[str, float]:
     names = [name for name in tables.scores if "/" not in name]
     metrics = {}
     for name in names if len(names) > 1 else []:
-        own = along_windows(gains, tables.scores[name], tables.explored, tables.skipped)
-        for k in range(own.shape[-1]):
-            if len(values := present(own[..., k]).numpy()):
+        by_step = along_windows(gains, tables.scores[name], tables.explored, tables.skipped)
+        for k in range(by_step.shape[-1]):
+            if len(values := present(by_step[..., k]).numpy()):
                 metrics[f"gain/{name}/step_{k}_mean"] = float(values.mean())
                 metrics[f"gain/{name}/step_{k}_abs_mean"] = float(np.abs(values).mean())
     return metrics

@@ -71,7 +71,7 @@ class StepChoice:
     """Part of the key of the choice, with seed, iteration, group and first member."""
 
     def columns(self, facts: ShardFacts) -> list[int]:
-        """Choose the trained ones of the shard's stochastic steps: columns of its `log_probs`, ascending."""
+        """Choose which of the shard's stochastic steps train, as columns of its `log_probs`, ascending."""
         steps = len(facts.steps)
         count = max(1, math.floor(self.fraction * steps + 1e-9))
         if count == steps:
@@ -116,7 +116,7 @@ class ShardTask:
         """Return the columns that are worth training: not all advantages are 0.
 
         Args:
-            keeps_idle: also return those with a step reward, for a KL term that applies there too.
+            keeps_idle: also return columns with a step reward, for a KL term that applies there too.
         """
         return [
             column
@@ -267,7 +267,7 @@ def require_same_rows(latents: Float[np.ndarray, "N C H W"], rows_per_state: int
 
 def _require_own(task: ShardTask, rollout: Rollout) -> None:
     if (rollout.request, rollout.steps) != (task.shard.facts.request, task.shard.facts.steps):
-        raise ContractError(f"a shard must come with its own trajectories, got those of {rollout.request}")
+        raise ContractError(f"a shard must come with its own trajectories, got trajectories of {rollout.request}")
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

@@ -36,8 +36,8 @@ class PairLosses:
     """Divergence from the model without adapter; 0 when the term is off, and where the pair does not count."""
     valid: Bool[Tensor, " N"]
     """Which pairs count."""
-    own: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
-    """The objective's own numbers by name, without a gradient, of all pairs."""
+    numbers: Mapping[str, Float[Tensor, " N"]] = field(default_factory=dict)
+    """Further numbers of the objective by name, without a gradient, of all pairs."""
 
     def detached(self) -> "PairLosses":
         """Return the same numbers without their gradients."""
@@ -66,7 +66,7 @@ class Objective:
             micro_batch.latents, micro_batch.k, conditioning=conditioning, rows_per_state=micro_batch.rows_per_state
         )
         loss, ratio, outside = self._policy_term(micro_batch, transition)
-        kl, own = torch.zeros_like(loss), {}
+        kl, numbers = torch.zeros_like(loss), {}
         if reference is not None:
             kl = divergence(
                 self.config.kl,
@@ -75,7 +75,7 @@ class Objective:
                 step_size=self.policy.step_size(micro_batch.k),
             )
             excess, ratios = norm_excess(velocity, reference[1])
-            own["velocity_norm_ratio"] = ratios.detach()
+            numbers["velocity_norm_ratio"] = ratios.detach()
             loss = loss + self.config.kl.weight * kl
             if self.config.norm_guard:
                 loss = loss + self.config.norm_guard * excess
@@ -85,7 +85,7 @@ class Objective:
             outside=outside,
             kl=kl.detach() * micro_batch.valid,
             valid=micro_batch.valid,
-            own=own,
+            numbers=numbers,
         )
 
     def _policy_term(
@@ -184,10 +184,10 @@ def norm_excess(
     Returns:
         The hinge, and ||v|| / ||v_ref||, of each pair [B].
     """
-    own, other = (
+    length, reference_length = (
         torch.linalg.vector_norm(each.flatten(1), dim=1) / each[0].numel() ** 0.5 for each in (velocity, reference)
     )
-    return (own - other).clamp(min=0), own / other
+    return (length - reference_length).clamp(min=0), length / reference_length
 
 
 def clipped_surrogate(

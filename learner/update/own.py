@@ -43,8 +43,8 @@ def own_loss(
     """Apply the function at an import path.
 
     Args:
-        log_ratio: log-prob of the step minus that of the policy that rolled it out, means over latent elements. It
-            carries the gradient, and is 0 before an iteration's first update.
+        log_ratio: log-prob of the step under the trained policy minus its log-prob under the policy that rolled it
+            out, means over latent elements. It carries the gradient, and is 0 before an iteration's first update.
         advantages: A of each pair; 0 where a pair does not count.
 
     Raises:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from learner.update.lanes import WHOLE, Gradient, stages
+from learner.update.lanes import WHOLE, Gradient, exchanges_of
 from learner.update.learner import Learner
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError
@@ -19,31 +19,29 @@ from protocol.ports import Metrics
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-Work = Callable[Concatenate[Learner, P], Result]
+LearnerMethod = Callable[Concatenate[Learner, P], Result]
 """A method of `Learner`."""
 PendingGroup = asyncio.Future[ScoredGroup]
 """A group that is complete or still being made."""
 
 
 class Runner(Protocol):
-    async def __call__(self, work: Callable[[], Result]) -> Result:
-        """Return the function's result."""
-        ...
+    async def __call__(self, work: Callable[[], Result]) -> Result: ...
 
 
 class Worker(Protocol):
     """The door to a `Learner`, in this process or another one. It takes one call at a time.
 
     await worker.call(Learner.train, 0, 4, epoch=0)
-    slices = await worker.keep_each(8, Learner.lane_sum, Stage(stride=1, members=8))
+    slices = await worker.keep_each(8, Learner.lane_sum, Exchange(stride=1, members=8))
     await worker.call(Learner.step, *slices, first=0, epoch=0)
     """
 
-    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner and return its result."""
         ...
 
-    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def keep(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         """Run a method of the learner; its result stays where it is.
 
         Returns:
@@ -52,7 +50,7 @@ class Worker(Protocol):
         ...
 
     async def keep_each(
-        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+        self, count: int, work: LearnerMethod[P, Sequence[Result]], *args: P.args, **named: P.kwargs
     ) -> Sequence[Result]:
         """Run a method of the learner with `count` results; each of them stays where it is, apart from the others."""
         ...
@@ -72,14 +70,14 @@ class InProcessWorker:
         self._learner = learner
         self._run = run
 
-    async def call(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def call(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         return await self._run(lambda: work(self._learner, *args, **named))
 
-    async def keep(self, work: Work[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+    async def keep(self, work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs) -> Result:
         return await self.call(work, *args, **named)
 
     async def keep_each(
-        self, count: int, work: Work[P, Sequence[Result]], *args: P.args, **named: P.kwargs
+        self, count: int, work: LearnerMethod[P, Sequence[Result]], *args: P.args, **named: P.kwargs
     ) -> Sequence[Result]:
         results = await self.call(work, *args, **named)
         assert len(results) == count
@@ -161,20 +159,26 @@ async def gradient_slices(workers: Sequence[Worker], near: int) -> Sequence[Grad
     Returns:
         The slices of the sum of all lanes; each worker added one.
     """
-    exchanges = [*stages(len(workers), near), WHOLE]
+    exchanges = [*exchanges_of(len(workers), near), WHOLE]
     cut = exchanges[0]
-    held = await _together(worker.keep_each(cut.members, Learner.lane_sum, cut) for worker in workers)
-    for stage, cut in itertools.pairwise(exchanges):
-        held = await _together(
+    slices = await _together(worker.keep_each(cut.members, Learner.lane_sum, cut) for worker in workers)
+    for exchange, cut in itertools.pairwise(exchanges):
+        # A worker gets its own slice from each worker of its group, and cuts the sum for the next exchange.
+        slices = await _together(
             worker.keep_each(
-                cut.members, Learner.added, *(held[other][stage.index(seat)] for other in stage.group(seat)), cut=cut
+                cut.members,
+                Learner.added,
+                *(slices[other][exchange.index(seat)] for other in exchange.group(seat)),
+                cut=cut,
             )
             for seat, worker in enumerate(workers)
         )
-    return [whole for (whole,) in held]
+    return [whole for (whole,) in slices]
 
 
-async def _all(workers: Sequence[Worker], work: Work[P, Result], *args: P.args, **named: P.kwargs) -> list[Result]:
+async def _all(
+    workers: Sequence[Worker], work: LearnerMethod[P, Result], *args: P.args, **named: P.kwargs
+) -> list[Result]:
     """Call a method of every worker's learner."""
     return await _together(worker.call(work, *args, **named) for worker in workers)
 

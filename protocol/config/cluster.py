@@ -89,12 +89,12 @@ class ClusterConfig(Section):
 
     @property
     def is_joint(self) -> bool:
-        """Whether they are one process, too."""
+        """Whether a rollout actor and a learner worker are one process."""
         return self.layout == "joint"
 
     @property
     def joint_role(self) -> RoleConfig:
-        """The role of such a process."""
+        """The role of a process that rolls out and learns."""
         return self.rollout.model_copy(update={"gpus": self.bundle_reserved["GPU"]})
 
     @property

@@ -127,8 +127,8 @@ class CreditConfig(Section):
     step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
     the std of all steps."""
     scale: Literal["prompt", "iteration"] | Annotated[float, Field(gt=0.0)] = "iteration"
-    """Over which values the std is computed. `prompt`: those of the prompt's own group; `iteration`: those of all
-    groups of the iteration. A number above 0 is used instead of a std (ELBO policy gradients: 10)."""
+    """What the std is computed over. `prompt`: the prompt's own group; `iteration`: all groups of the iteration. A
+    number above 0 is used instead of a std (ELBO policy gradients: 10)."""
     ddof: int = Field(default=0, ge=0, le=1)
     """Delta degrees of freedom of the std: 0, or 1 as in DanceGRPO."""
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)

@@ -23,4 +23,4 @@ class GuardsConfig(Section):
     reward rises: nothing, a condition, or the end of the run. With `warn` and `stop` the checkpoint at which the scorer
     was highest is written and kept."""
     hacking_evaluations: Positive = 2
-    """Evaluations in a row, at least 1, in which that must be seen; see `evaluation.every`."""
+    """Evaluations in a row, at least 1, in which the scorer must be lower and the reward higher."""

@@ -86,8 +86,8 @@ class ForwardConfig(Section):
     compared: Literal["base", "old"] = "base"
     """`dgpo`: whom the policy is compared with in the group's weight: the KL's reference, or the adapter `old`."""
     clip_range: float = Field(default=1e-2, gt=0.0)
-    """`dgpo`: c, above 0. A member whose matching loss has moved further than this from that of `old`, in the direction
-    of its advantage, has no gradient."""
+    """`dgpo`: c, above 0. A member has no gradient if its matching loss lies further than this from its loss under
+    `old`, in the direction of its advantage."""
     loss: Literal["epg", "pepg", "par"] = "pepg"
     """`elbo`: the policy gradient of the likelihood; `pepg` and `par` also hold the likelihood near `old`'s."""
     has_ratio: bool = True

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from protocol.config.section import Positive, Section, require_both_sides
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+QKV = ("to_q", "to_k", "to_v")
+"""Ends of the names of an attention's layers that read one tensor."""
 
 
 class LoraConfig(Section):
@@ -24,6 +26,20 @@ class LoraConfig(Section):
     the base model."""
     revision: str | None = None
     """Branch, tag or commit of a hub id in `start`; only a commit guarantees that the LoRA never changes."""
+    qkv: Literal["separate", "joined"] = "separate"
+    """How the layers of queries, keys and values compute, for both rollout and learner; `joined` takes their matrices A
+    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding."""
+
+    @model_validator(mode="after")
+    def _joins_something(self) -> "LoraConfig":
+        asked = self.targets or QKV
+        lacking = [each for each in QKV if not any(name.endswith(each) for name in asked)]
+        if self.qkv == "joined" and lacking:
+            raise ValueError(
+                "model.lora.qkv=joined needs queries, keys and values in model.lora.targets, got no target that ends"
+                f" with {lacking[0]}"
+            )
+        return self
 
 
 class ModelConfig(Section):
@@ -46,9 +62,10 @@ class ModelConfig(Section):
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""
     tiny_decoder_revision: str | None = None
     """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes."""
-    attention: Literal["native", "_native_efficient", "_native_math"] = "native"
-    """Attention back end of diffusers' dispatcher, for both rollout and learner: torch's own choice, or one of its
-    kernels. The dispatcher's others are no choice, since their gradients differ from run to run."""
+    attention: Literal["native", "_native_efficient", "_native_math", "cudnn", "flash3"] = "native"
+    """Attention kernel, for both rollout and learner: torch's own choice or one of its kernels, by their names in
+    diffusers' dispatcher; in half precision on a GPU also torch's cuDNN with FlashAttention's backward, or
+    FlashAttention-3. The dispatcher's others are no choice, since their gradients differ from run to run."""
     norms: Literal["torch", "triton"] = "torch"
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
@@ -58,7 +75,7 @@ class ModelConfig(Section):
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
     """Side in pixels of a square: condition images are resized to its area by the model's own rule, FLUX.2's only if
-    they are larger. 1024 is that of the pipelines."""
+    they are larger. The pipelines have 1024."""
     max_sequence_length: Positive = 128
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens."""
     guidance: float = Field(default=1.0, ge=1.0)
@@ -96,6 +113,23 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.vae_compile needs a model.decode_batch, got {self.vae_compile} and null: every batch is filled"
                 " up to one size; set one, such as 8"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_fit(self) -> "ModelConfig":
+        own = [f"model.attention={self.attention}"] if self.attention in ("cudnn", "flash3") else []
+        own += ["model.norms=triton"] if self.norms == "triton" else []
+        if own and self.dtype == "float32":
+            raise ValueError(f"{own[0]} is for half precision, got model.dtype=float32: set it to bfloat16")
+        if self.norms == "triton" and self.compile:
+            raise ValueError(
+                f"model.norms=triton is for blocks that are not compiled, got model.compile={self.compile}: leave one"
+                " out"
+            )
+        if self.lora.qkv == "joined" and self.quantize:
+            raise ValueError(
+                f"model.lora.qkv=joined needs whole weights, got model.quantize={self.quantize}: leave one out"
             )
         return self
 

@@ -40,7 +40,7 @@ class SectionKeys:
 
 
 def sections(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[SectionKeys]:
-    """Yield a section, then those inside it; `prefix` is the section's name with a dot at its end."""
+    """Yield a section, then the sections inside it; `prefix` is the section's name with a dot at its end."""
     own, inner = [], []
     for name, field in model.model_fields.items():
         key, section = f"{prefix}{name}", _nested(field.annotation)

@@ -79,8 +79,8 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints, at least 1; one is also written at the end, at a stop, and where a scorer that
     `guards.hacking` watches is at its highest."""
     keep: Positive = 3
-    """How many of the newest checkpoints are kept, at least 1. Of those with an evaluation, the one with the best
-    held-out score stays too, and the one at which a scorer that `guards.hacking` watches was highest."""
+    """How many of the newest checkpoints are kept, at least 1. Two older ones stay too: with the best held-out score,
+    and where a scorer that `guards.hacking` watches was highest."""
     keep_hours: float = Field(default=0.0, ge=0.0)
     """Hours for which older checkpoints are kept too; 0 keeps none of them."""
     url: str | None = None
@@ -91,9 +91,9 @@ class CheckpointConfig(Section):
 SCORE_SDES = ("flow_sde", "dance_sde")
 """Kernels that add noise to the ODE and correct its drift with the score function; their std is g sqrt(h)."""
 
-TAKEN = ("mean", "group_std", "missing", "score")
-"""Names that no reward can have: those of `reward/mean`, `reward/group_std` and `reward/missing`, and of the readings
-that make the held-out score."""
+RESERVED_NAMES = ("mean", "group_std", "missing", "score")
+"""Names that no reward can have: they would clash with `reward/mean`, `reward/group_std`, `reward/missing`, and with
+the readings that make the held-out score."""
 
 
 class RunConfig(Section):
@@ -148,7 +148,7 @@ class RunConfig(Section):
         for name in self.rewards:
             if not re.fullmatch(r"[\w-]+", name):
                 raise ValueError(f"a reward's name must be letters, digits, _ and -, got {name!r}: it names metrics")
-            if name in TAKEN:
+            if name in RESERVED_NAMES:
                 raise ValueError(
                     f"a reward's name must be none that names another number of a run, got {name!r}: rename it"
                 )
@@ -385,8 +385,8 @@ class RunConfig(Section):
 
     @property
     def held_adapters(self) -> int:
-        """How many adapters a rollout actor keeps: the versions that pending groups may name, and those that an
-        evaluation names instead."""
+        """How many adapters a rollout actor keeps: each version that pending groups may name, twice if evaluations use
+        another adapter of that version."""
         return (self.group.max_lag + 1) * (2 if self.evaluates_another_adapter else 1)
 
     @property

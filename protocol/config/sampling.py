@@ -54,7 +54,7 @@ class WindowConfig(Section):
         return self.rule == "sliding" and self.shrinks
 
     def bounds(self, steps: int) -> tuple[int, int]:
-        """Return the first step, and the step after the last one, of the part that holds the windows."""
+        """Return the first step of the part that holds the windows, and the step after its last."""
         low, high = (int(share * steps + 1e-9) for share in self.within)  # 0.58 of 50 steps is 28.999999999999996
         return low, high
 
@@ -183,7 +183,7 @@ class SamplingConfig(Section):
         if self.kernel == "ode" and self.tail.rule != "schedule":
             raise ValueError(
                 f"sampling.tail.rule must be `schedule` for kernel ode, got {self.tail.rule!r}: the noise levels of the"
-                " schedule are those that train; leave it out, or set sampling.steps"
+                " schedule train; leave it out, or set sampling.steps"
             )
         return self
 
@@ -213,7 +213,7 @@ class CompletionConfig(IntegrationConfig):
     `every`-th one after it are completed and scored. The steps between two scored points share equally what they earned
     together."""
     substeps: Positive = 5
-    """T' of `ode`, at least 1. A point of J substeps has the velocity of the first one from the main pass, so it costs
+    """T' of `ode`, at least 1. The main pass gives the velocity of the first substep, so a point of J substeps costs
     J - 1 forwards."""
     tapers: bool = True
     """Later points take fewer substeps of `ode`, so that all substeps are about equally long: point k takes its share

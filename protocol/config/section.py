@@ -62,7 +62,7 @@ def _has_wrong_truth_value(value: Any, annotation: Any) -> bool:
 
 
 def _kinds_of(annotation: Any) -> set[Any]:
-    """Return the types of a field's annotation; those inside a list or a mapping stay in theirs."""
+    """Return the types of a field's annotation; a list or a mapping counts as one type, with its items' types."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
         return set().union(*map(_kinds_of, get_args(annotation)))
     is_kind = isinstance(annotation, type) or annotation is Any or get_origin(annotation) in (tuple, dict)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from protocol.errors import PromptError, one_line, reason_of
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 64 * 2**20
@@ -17,7 +17,7 @@ MOST_STRETCHED = 8
 """Greatest ratio of an image's sides, as in FLUX.2's pipeline."""
 
 
-def condition_of(path: Path) -> Condition:
+def condition_of(path: Path) -> ConditionImage:
     """Check an image file whole.
 
     Raises:
@@ -25,10 +25,10 @@ def condition_of(path: Path) -> Condition:
     """
     data = _read(path)
     _decoded(path, data)
-    return Condition(path=str(path), sha256=hashlib.sha256(data).hexdigest())
+    return ConditionImage(path=str(path), sha256=hashlib.sha256(data).hexdigest())
 
 
-def read_condition(condition: Condition) -> np.ndarray:
+def read_condition(condition: ConditionImage) -> np.ndarray:
     """Read a condition image, uint8 [H, W, 3]: turned as its EXIF says, without alpha.
 
     Raises:

@@ -76,7 +76,7 @@ def text_of(path: Path | str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def found_of(path: Path) -> Path:
+def existing_of(path: Path) -> Path:
     """Return the path if there is something, else the nearest folder above it; a link that leads nowhere counts too."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
 
@@ -94,7 +94,7 @@ def sha256_of(path: Path) -> str:
 
 
 def share(path: Path) -> None:
-    """Let those read and write a file who may do so in its folder: safetensors' are for their owner alone at first."""
+    """Give a file its folder's permissions to read and write; safetensors writes files for their owner alone."""
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
@@ -107,7 +107,7 @@ def _remove(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file at `path` by one with this content; readers see the old file or the new one.
+    """Write this content to the file at `path`; readers see the old content or the new.
 
     Raises:
         OSError: the disk does not take all of it; the old file stays.

@@ -36,14 +36,14 @@ def hub_answers(endpoint: str) -> bool:
 
     heard = Event()
 
-    def ask() -> None:
+    def request() -> None:
         with suppress(Exception):  # any failure means the same: no answer
             get_session().head(endpoint, timeout=ANSWER_S)
             heard.set()
 
-    asking = Thread(target=ask, daemon=True)  # a name server that does not answer has no timeout of its own
-    asking.start()
-    asking.join(ANSWER_S)
+    requesting = Thread(target=request, daemon=True)  # a name server that does not answer has no timeout of its own
+    requesting.start()
+    requesting.join(ANSWER_S)
     return heard.is_set()
 
 
@@ -72,14 +72,14 @@ def require_on_hub(repo: str, patterns: Sequence[str], *, what: str, error: type
     if folder and any(any(folder.glob(pattern)) for pattern in patterns):
         return
     stay_offline_if_unreachable()
-    with explained(what, repo, error=error, remedy="name a folder that holds it"):
+    with hub_errors(what, repo, error=error, remedy="name a folder that holds it"):
         if constants.HF_HUB_OFFLINE:
             raise errors.LocalEntryNotFoundError(repo)
         HfApi().model_info(repo, timeout=ANSWER_S)
 
 
 @contextmanager
-def explained(
+def hub_errors(
     what: str,
     repo: str,
     *,

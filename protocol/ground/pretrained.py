@@ -61,15 +61,15 @@ def load_whole(
         InputError: of the type `error`: see `loaded` and `require_tensors`.
     """
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    model, found = loaded(load, source, what=what, error=error, **options)
+    model, loading_info = loaded(load, source, what=what, error=error, **options)
     if options.get("device_map") != "meta":  # diffusers does not count what a shard lacks, and leaves it there
         empty = {name for name, tensor in model.state_dict().items() if tensor.is_meta}
-        found = {**found, "missing_keys": {*found["missing_keys"], *empty}}
-    require_tensors(model, found, what=what, error=error)
+        loading_info = {**loading_info, "missing_keys": {*loading_info["missing_keys"], *empty}}
+    require_tensors(model, loading_info, what=what, error=error)
     return model
 
 
-def require_tensors(model: Any, found: Mapping[str, Any], *, what: str, error: type[InputError]) -> None:
+def require_tensors(model: Any, loading_info: Mapping[str, Any], *, what: str, error: type[InputError]) -> None:
     """Refuse a model that lacks tensors of its class, or whose file holds tensors of another shape or unknown ones.
 
     What the library ignores by the class's own lists never comes here: tied weights (T5's `encoder.embed_tokens`, a
@@ -78,19 +78,19 @@ def require_tensors(model: Any, found: Mapping[str, Any], *, what: str, error: t
     an encoder belongs, its modules that this class does not have are ignored too (`lm_head`, `vision_model`).
 
     Args:
-        found: `missing_keys`, `unexpected_keys` and `mismatched_keys` of `output_loading_info`.
+        loading_info: `missing_keys`, `unexpected_keys` and `mismatched_keys` of `output_loading_info`.
 
     Raises:
         InputError: of the type `error`.
     """
     kind = type(model).__name__
     architectures = getattr(getattr(model, "config", None), "architectures", None) or [kind]
-    unknown = sorted(found["unexpected_keys"])
+    unknown = sorted(loading_info["unexpected_keys"])
     if kind not in architectures:
         own = {name for name, _ in model.named_children()}
         unknown = [name for name in unknown if name.partition(".")[0] in own]
-    lacking = sorted(name for name in found["missing_keys"] if not name.endswith(COUNTER))
-    odd = sorted(name for name, *_ in found["mismatched_keys"])
+    lacking = sorted(name for name in loading_info["missing_keys"] if not name.endswith(COUNTER))
+    odd = sorted(name for name, *_ in loading_info["mismatched_keys"])
     for names, fault in ((lacking, "missing"), (odd, "of another shape"), (unknown, "unknown")):
         if names:
             raise error(

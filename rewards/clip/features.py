@@ -46,9 +46,8 @@ class ClipFeatures:
         Args:
             model: CLIP folder in transformers' format, `pkg://` path or hub id.
             processor: source of tokenizer and image processor; by default `model`.
-            device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1.
-            fits: see the whole image, see `fitted`; by default the processor cuts out the middle square.
+            fits: whether to see the whole image (`letterboxed`), not the middle square that the processor cuts out.
 
         Raises:
             ScorerError: weights or processor cannot be loaded.
@@ -101,7 +100,9 @@ class ClipFeatures:
 
     def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
         """Return features float32 [B, D] of length 1, of images uint8 [H, W, 3], which may differ in size."""
-        given = [fitted(image, self._images.crop_size["height"]) for image in images] if self._fits else list(images)
+        given = (
+            [letterboxed(image, self._images.crop_size["height"]) for image in images] if self._fits else list(images)
+        )
         whole = {"do_resize": False, "do_center_crop": False, "do_rescale": False} if self._fits else {}
         pixels = self._images(images=given, return_tensors="pt", **whole).pixel_values
         filling = -len(pixels) % self._batch
@@ -129,7 +130,7 @@ class ClipFeatures:
         return _numpy(_unit(output))[0]
 
 
-def fitted(image: np.ndarray, side: int) -> np.ndarray:
+def letterboxed(image: np.ndarray, side: int) -> np.ndarray:
     """Fit an image into a square: its longer side gets `side` pixels, and the rest is black.
 
     Args:
@@ -154,23 +155,14 @@ class ClipScorer:
     """Base class of the scorers with CLIP features; it has no `score` itself."""
 
     def __init__(self, *, model: str = VIT_L, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights.
-
-        Args:
-            model: CLIP folder, `pkg://` path or hub id.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
-        """
         self._clip = ClipFeatures(model, device=device, batch=batch)
 
     @staticmethod
     def ready(*, model: str = VIT_L, **_: Any) -> None:
-        """Raise ScorerError if the weights are missing."""
         ClipFeatures.ready(model)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
 
 def _read_processor(source: str, model: Any) -> tuple[Any, Any]:
@@ -187,7 +179,7 @@ def _read_processor(source: str, model: Any) -> tuple[Any, Any]:
         if images.crop_size["height"] != side:
             raise ScorerError(
                 f"the image processor of {source!r} must crop images to the model's {side} pixels, got"
-                f" {images.crop_size['height']}: give the one of this model"
+                f" {images.crop_size['height']}: give this model's own"
             )
     return tokenizer, images
 

@@ -36,9 +36,8 @@ class PickScore(ClipScorer):
         Args:
             model: CLIP folder, `pkg://` path or hub id.
             processor: source of tokenizer and image processor; by default the model's own, and for the published
-                weights those with which they were trained.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1. It can change the last bits of a score; other images cannot.
+                weights the processor with which they were trained.
+            batch: it can change the last bits of a score; the other images of a batch cannot.
 
         Raises:
             ScorerError: the weights cannot be loaded.

@@ -35,7 +35,7 @@ class HPSv2(ClipScorer):
     As in the release (`light_augmentation` in github.com/tgxs002/HPSv2) an image is fitted into CLIP's square, not cut.
 
     Weights: HPSv2's ViT-H/14 as a CLIP folder of transformers. The authors publish an open_clip checkpoint;
-    `python -m rewards.clip.openclip HPS_v2.1_compressed.pt FOLDER` turns it into such a folder.
+    `python -m rewards.clip.openclip HPS_v2.1_compressed.pt FOLDER` converts it.
     """
 
     name = "hpsv2"
@@ -43,13 +43,10 @@ class HPSv2(ClipScorer):
     high = 1.0 + ROUNDING
 
     def __init__(self, *, model: str, processor: str | None = None, device: str | None = None, batch: int = 16) -> None:
-        """Load the weights.
-
+        """
         Args:
             model: CLIP folder with HPSv2's weights, `pkg://` path or hub id.
             processor: source of tokenizer and image processor; by default `model`.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
         """
         self._clip = ClipFeatures(model, processor=processor, device=device, batch=batch, fits=True)
 
@@ -78,18 +75,16 @@ class Aesthetic(ClipScorer):
 
         Args:
             model: folder, `pkg://` path or hub id of the CLIP that computes the head's input.
-            device: torch device; by default the GPU if there is one.
-            batch: images of one forward, at least 1.
 
         Raises:
-            ScorerError: a file cannot be read, or the head is not one for this CLIP.
+            ScorerError: a file cannot be read, or the head does not fit this CLIP.
         """
         super().__init__(model=model, device=device, batch=batch)
         self._head = _read_head(head, inputs=self._clip.width).double()
 
     @staticmethod
     def ready(*, head: str, model: str = VIT_L, **_: Any) -> None:  # pyrefly: ignore[bad-override]
-        """Raise ScorerError if a file is missing, or the head is not one for this CLIP."""
+        """Check that the files exist, and that the head fits this CLIP (ScorerError)."""
         require_pretrained(head)
         clip = ClipFeatures.ready(model)
         _read_head(head, inputs=clip and clip.config.projection_dim, is_outline=True)
@@ -114,7 +109,6 @@ class Diversity(ClipScorer):
     sees = "group"
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Compare a group's images; a single one has no distance."""
         if len(images) < 2:
             return partly([0.0] * len(images), ["it has no other image in its group"] * len(images))
         features = self._clip.of_images(images).astype(np.float64)
@@ -123,12 +117,12 @@ class Diversity(ClipScorer):
 
 
 def _read_head(path: str, *, inputs: int | None, is_outline: bool = False) -> Any:
-    """Return the head's linear layers; `inputs` is the width of the features, None if it is not known yet."""
+    """Return the head's linear layers; `inputs` is the width of the features, None if it is unknown."""
     import torch
 
     tensors = load_pretrained(read_tensors, path, file=path, is_outline=is_outline)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    with holds_tensors(path, "an aesthetic head", "give the one that was made for this CLIP") as require_names:
+    with holds_tensors(path, "an aesthetic head", "give the head of this CLIP") as require_names:
         with torch.device("meta" if is_outline else "cpu"):
             head = linear_head(shapes, "layers", inputs=inputs or shapes["layers.0.weight"][1], outputs=1)
         names = {f"layers.{name}" for name in head.state_dict()}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from protocol.errors import ScorerError
-from rewards.loading import build_from_path, require_ready
+from rewards.loading import build_from_path, require_class_ready
 
 LIST = re.compile(r"\[\s*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)\s*\]")
 NAMED = re.compile(r"(?m)^[^:\n]+:[ \t]*(-?\d+(?:\.\d+)?)[ \t]*$")
@@ -40,7 +40,7 @@ def judge_of(settings: Mapping[str, Any]) -> Judge:
 
 def require_judge(settings: Mapping[str, Any]) -> None:
     """Check that the endpoint answers, or that the weights are there (ScorerError)."""
-    require_ready(_path_of(settings), settings)
+    require_class_ready(_path_of(settings), settings)
 
 
 def _path_of(settings: Mapping[str, Any]) -> str:

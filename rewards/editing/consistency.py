@@ -33,7 +33,6 @@ class Consistency:
 
         Args:
             model: folder, `pkg://` path or hub id of a ViT.
-            device: torch device; by default the GPU if there is one.
 
         Raises:
             ScorerError: they cannot be loaded.
@@ -42,12 +41,10 @@ class Consistency:
 
     @staticmethod
     def ready(*, model: str = DINO, **_: Any) -> None:
-        """Check that the weights are there and whole (ScorerError)."""
         Dino.ready(model)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt with a condition image."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(
         self,
@@ -56,7 +53,6 @@ class Consistency:
         metadata: Sequence[Metadata],  # noqa: ARG002
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3] one by one."""
         return scored([self._dino.cosine(image, row[0]) for image, row in zip(images, conditions, strict=True)])
 
 
@@ -75,7 +71,7 @@ class MaskedPsnr:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that every prompt has a mask (PromptError: one has not; it names the line)."""
+        """Check that every prompt has a mask (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: mask_of(prompt.metadata))
 
     def score(
@@ -85,7 +81,6 @@ class MaskedPsnr:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3]."""
         decibels = [
             psnr_outside(resized(image, *row[0].shape[:2]), row[0], mask_of(facts))
             for image, row, facts in zip(images, conditions, metadata, strict=True)

@@ -12,7 +12,7 @@ from rewards.editing.judge import EditJudge
 from rewards.scores import mix
 
 
-class Edit:
+class EditScorer:
     """value = (1 - kept) judge / 10 + kept consistency, of `edit_judge` and `consistency`; in [-kept, 1].
 
     A part without a score leaves the image without one. An image that copies the condition image has a consistency of
@@ -58,13 +58,11 @@ class Edit:
         features: str = DINO,
         **_: Any,
     ) -> None:
-        """Check both (ScorerError)."""
         Consistency.ready(model=features)
         EditJudge.ready(judge=judge, template=template)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt with a condition image."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(
         self,
@@ -73,7 +71,6 @@ class Edit:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3]."""
         parts = {
             name: scorer.score(images, prompts, metadata, conditions)
             for name, scorer in (("judge", self._judge), ("consistency", self._consistency))

@@ -80,14 +80,12 @@ class EditJudge:
 
     @staticmethod
     def ready(*, judge: Mapping[str, Any] | None = None, template: str | None = None) -> None:
-        """Check the file and the judge (ScorerError)."""
         if template:
             _released(template)
         require_judge(judge or {})
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt with a condition image."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(
         self,
@@ -96,7 +94,7 @@ class EditJudge:
         metadata: Sequence[Metadata],  # noqa: ARG002
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3] with two questions for each."""
+        """Ask two questions about each image."""
         answers = list(self._threads.map(self._judged, images, prompts, conditions))
         reasons = [reason for _, reason in answers]
         follows, keeps, natural, faultless = np.array([numbers for numbers, _ in answers]).T
@@ -149,13 +147,12 @@ class ImgEditJudge:
 
     @staticmethod
     def ready(*, template: str, judge: Mapping[str, Any] | None = None) -> None:
-        """Check the file and the judge (ScorerError)."""
         _rubrics(template)
         require_judge(judge or {})
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that each prompt has a type of edit (PromptError: one has not; it names the line)."""
+        """Check that each prompt has a type of edit (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: _type_of(prompt.metadata))
 
     def score(
@@ -165,7 +162,7 @@ class ImgEditJudge:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]],
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3] with one question for each."""
+        """Ask one question about each image."""
         words = [
             self._words[_type_of(facts)].replace(MARK, prompt) for prompt, facts in zip(prompts, metadata, strict=True)
         ]

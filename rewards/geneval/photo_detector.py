@@ -79,7 +79,6 @@ class PhotoDetector:
             threshold: an instance with a score above it is an object, in [0, 1].
             counting_threshold: the same for counting prompts, in [0, 1].
             per_class: most objects of one class, best score first.
-            device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1.
 
         Raises:
@@ -147,21 +146,21 @@ class PhotoDetector:
         return 1 if self._segmenter[2] == "cpu" else self._batch
 
     def _detect(self, images: np.ndarray, colored: Sequence[Set[str]]) -> list[list[Detection]]:
-        kept = [_best_of_each_class(found, self._per_class) for found in self._instances(images)]
-        named = [[(self._names[item.label], item) for item in found] for found in kept]
+        kept = [_best_of_each_class(objects, self._per_class) for objects in self._instances(images)]
+        named = [[(self._names[item.label], item) for item in objects] for objects in kept]
         asked = [
             (label, item, image)
-            for image, found, labels in zip(images, named, colored, strict=True)
-            for label, item in found
+            for image, objects, labels in zip(images, named, colored, strict=True)
+            for label, item in objects
             if label in labels
         ]
         colors = iter(self._colors(asked))
         return [
             [
                 Detection(label=label, color=next(colors) if label in labels else None, box=item.box, score=item.score)
-                for label, item in found
+                for label, item in objects
             ]
-            for found, labels in zip(named, colored, strict=True)
+            for objects, labels in zip(named, colored, strict=True)
         ]
 
     def _instances(self, images: np.ndarray) -> list[list[Instance]]:
@@ -281,10 +280,10 @@ def instances(
     return sorted(found, key=lambda item: -item.score)
 
 
-def _best_of_each_class(found: Sequence[Instance], most: int) -> list[Instance]:
+def _best_of_each_class(candidates: Sequence[Instance], most: int) -> list[Instance]:
     seen: dict[int, int] = {}
     kept = []
-    for item in found:
+    for item in candidates:
         seen[item.label] = seen.get(item.label, 0) + 1
         if seen[item.label] <= most:
             kept.append(item)

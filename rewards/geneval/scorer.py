@@ -18,7 +18,7 @@ from protocol.prompts import check_each
 from rewards.geneval.clauses import read_clauses
 from rewards.geneval.original import judge_original
 from rewards.geneval.verdict import judge
-from rewards.loading import build_from_path, require_ready
+from rewards.loading import build_from_path, require_class_ready
 from rewards.scores import scored
 
 PHOTOS = "rewards.geneval.photo_detector:PhotoDetector"
@@ -48,8 +48,7 @@ class GenEval:
     The value is the soft score (the training reward of Flow-GRPO, arXiv 2505.05470) or the strict verdict. The
     components are `strict` and the official `correct`, each 1 or 0. See `rewards.geneval.verdict.judge` for the
     formulas. An image without any object has the valid score 0, since the detector has examined it. With
-    `compat="original"` soft score and strict verdict are those of the original code, whose soft score has no lower
-    bound.
+    `compat="original"` soft score and strict verdict are the original code's; that soft score has no lower bound.
     """
 
     name = "geneval"
@@ -87,8 +86,7 @@ class GenEval:
 
     @staticmethod
     def ready(*, detector: str = PHOTOS, detector_args: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Raise ScorerError if the detector's weights are missing."""
-        require_ready(detector, detector_args or {})
+        require_class_ready(detector, detector_args or {})
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the metadata of every prompt is a valid GenEval line whose classes and colours the detector knows.
@@ -107,11 +105,11 @@ class GenEval:
         """
         lines = {id(line): line for line in metadata}  # the images of a group share theirs
         clauses = {key: read_clauses(line) for key, line in lines.items()}
-        found = self._detector.detect(images, [clauses[id(line)].colored for line in metadata])
-        _check_detections(found, len(images))
+        detections = self._detector.detect(images, [clauses[id(line)].colored for line in metadata])
+        _check_detections(detections, len(images))
         verdicts = [
             self._judge(self._sure_enough(objects, line), clauses[id(line)])
-            for objects, line in zip(found, metadata, strict=True)
+            for objects, line in zip(detections, metadata, strict=True)
         ]
         return scored(
             [getattr(verdict, self._reward) for verdict in verdicts],
@@ -135,13 +133,13 @@ class GenEval:
         threshold = getattr(self._detector, "counting_threshold", None)
         if threshold is None or metadata.get("tag") != "counting":
             return objects
-        return [found for found in objects if found.score > threshold]
+        return [detection for detection in objects if detection.score > threshold]
 
 
-def _check_detections(found: list[list[Detection]], size: int) -> None:
-    if len(found) != size:
-        raise ContractError(f"the detector must return one list for each of {size} images, got {len(found)}")
-    for image, objects in enumerate(found):
+def _check_detections(detections: list[list[Detection]], size: int) -> None:
+    if len(detections) != size:
+        raise ContractError(f"the detector must return one list for each of {size} images, got {len(detections)}")
+    for image, objects in enumerate(detections):
         for item in objects:
             if not isinstance(item, Detection):
                 raise ContractError(f"the detector must return Detections, got {item!r} for image {image}")

@@ -101,7 +101,7 @@ class HttpCaller:
 
     def require_answer(self) -> None:
         """Raise ScorerError if no server answers at the address within the timeout, whatever the answer is."""
-        asked = asyncio.run_coroutine_threadsafe(self._ask("GET", "", {}, self._timeout_s), _loop())
+        asked = asyncio.run_coroutine_threadsafe(self._exchange("GET", "", {}, self._timeout_s), _loop())
         try:
             asked.result()
         except (TimeoutError, self._broken, self._unreadable) as error:
@@ -112,7 +112,7 @@ class HttpCaller:
     def _once(self, method: str, path: str, request: dict[str, Any], until: float) -> Reply:
         where = f"{method} {self.url}{path}"
         seconds = min(self._timeout_s, max(0.0, until - time.monotonic()))
-        asked = asyncio.run_coroutine_threadsafe(self._ask(method, path, request, seconds), _loop())
+        asked = asyncio.run_coroutine_threadsafe(self._exchange(method, path, request, seconds), _loop())
         try:
             status, reply = asked.result()
         except TimeoutError:
@@ -129,7 +129,9 @@ class HttpCaller:
         kind = _PassingError if status in PASSING else CallError
         raise kind(f"{where}: status {status}: {_detail(reply)}")
 
-    async def _ask(self, method: str, path: str, request: dict[str, Any], seconds: float) -> tuple[int, Reply | None]:
+    async def _exchange(
+        self, method: str, path: str, request: dict[str, Any], seconds: float
+    ) -> tuple[int, Reply | None]:
         """Return the status and the reply, None if it is too large (TimeoutError: it is not complete in time)."""
         async with asyncio.timeout(seconds), self._client.stream(method, path, **request) as response:
             body = bytearray()

@@ -45,12 +45,12 @@ class ChatModel:
         """Ask about images uint8 [H, W, 3], sent lossless before the words; return the answer, or None and a reason."""
         urls = [f"data:image/png;base64,{base64.b64encode(encode_png(image)).decode()}" for image in images]
         shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        told: list[dict[str, Any]] = [{"type": "text", "text": words}]
+        text: list[dict[str, Any]] = [{"type": "text", "text": words}]
         question = {
             "model": self._model,
             "temperature": 0,
             "max_tokens": self._max_tokens,
-            "messages": [{"role": "user", "content": [*told, *shown] if words_first else [*shown, *told]}],
+            "messages": [{"role": "user", "content": [*text, *shown] if words_first else [*shown, *text]}],
         }
         try:
             reply = self._caller.call("POST", "/chat/completions", json=question)
@@ -82,9 +82,6 @@ class Endpoint(ChatModel):
 
         Args:
             url: address of the endpoint, up to and including `/v1`.
-            parallel: requests in progress at one time.
-            deadline_s: seconds for all tries of one request together.
-            token_env: environment variable that holds the API key.
 
         Raises:
             ScorerError: a setting is out of range.

@@ -88,7 +88,6 @@ class FlowGrpoServer:
             unpickle: read a pickled reply, but build plain data and arrays only.
             image_format: `jpeg`, which the released servers read, or `png`, lossless, for a server that takes it.
             quality: quality of a JPEG, 1 to 100.
-            deadline_s: seconds for all tries of one request together.
 
         Raises:
             ScorerError: a setting is out of range.
@@ -106,11 +105,10 @@ class FlowGrpoServer:
         self.low, self.high = float(low), float(high)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt: the protocol has no check."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:
-        """Score B images uint8 [B, H, W, 3] in requests of `batch`; a request that fails is missing.
+        """Score B images in requests of `batch`; a request that fails costs its own images their scores.
 
         Raises:
             ContractError: a reply cannot be read, or does not hold one score for each image.

@@ -60,9 +60,7 @@ class RemoteScorer:
         """Ask the service for its scorers.
 
         Args:
-            deadline_s: seconds for all tries of one request together.
             batch: images in one request, condition images included; a group is always one request.
-            parallel: requests in progress at one time.
             wire: `msgpack` or `json`.
             token_env: environment variable that holds the service's token.
 
@@ -116,7 +114,7 @@ class RemoteScorer:
         metadata: Sequence[Metadata],
         conditions: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> Scores:
-        """Score B images uint8 [B, H, W, 3] in requests of `batch`, or of fewer if those would have too many pixels.
+        """Score B images in requests of `batch`, or of fewer images if a request would have too many pixels.
 
         Raises:
             ContractError: the answer breaks the protocol.

@@ -60,9 +60,6 @@ class VlmJudge:
             pattern: regular expression with one group, the number; it must match exactly once.
             low: least valid number.
             high: largest valid number, by which the number is divided; above 0.
-            parallel: requests in progress at one time.
-            deadline_s: seconds for all tries of one request together.
-            token_env: environment variable that holds the API key.
 
         Raises:
             ScorerError: a setting is out of range or cannot be parsed.
@@ -77,11 +74,10 @@ class VlmJudge:
         self.low, self.high = low / high, 1.0
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], one request for each."""
+        """Send one request for each image."""
         answers = list(self._threads.map(self._judge, images, prompts))
         return partly([value for value, _ in answers], [reason for _, reason in answers])
 

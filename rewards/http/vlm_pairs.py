@@ -45,8 +45,6 @@ class VlmPairs:
             url: address of the endpoint, up to and including `/v1`.
             instruction: the question; `{prompt}` is filled in.
             pattern: regular expression with one group, `1`, `2` or `tie`; it must match exactly once.
-            deadline_s: seconds for all tries of one request together.
-            token_env: environment variable that holds the API key.
 
         Raises:
             ScorerError: a setting is out of range or cannot be parsed.

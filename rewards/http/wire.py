@@ -142,7 +142,7 @@ def read_message(cls: type[Read], data: bytes, kind: str) -> Read:
         kind: content type of the bytes.
 
     Raises:
-        ContractError: another content type, bytes that are not such a message, or more than `MOST_VALUES` values.
+        ContractError: another content type, bytes that are no message of this class, or more than `MOST_VALUES` values.
     """
     import msgpack
 

@@ -14,7 +14,7 @@ import numpy as np
 from protocol.errors import PromptError, ScorerError, named_line, suggest
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from rewards.loading import build_from_path, require_library, require_ready
+from rewards.loading import build_from_path, require_class_ready, require_library
 from rewards.scores import partly
 
 ENGINES = {"rapidocr": "rewards.ocr.engines:RapidOcr", "paddleocr": "rewards.ocr.engines:PaddleOcr"}
@@ -101,7 +101,7 @@ class Ocr:
         """
         _form_of(text)
         require_library("rapidfuzz")
-        require_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
+        require_class_ready(ENGINES.get(engine, engine), {"threads": threads, **engine_args}, EXTRAS.get(engine))
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
@@ -135,7 +135,7 @@ def _form_of(text: Form) -> Callable[[str], str]:
 
 
 def quoted_text(prompt: str) -> str:
-    """Return the words that the image must show: those between the first two `"` of a prompt.
+    """Return the words that the image must show, between the first two `"` of a prompt.
 
     Raises:
         PromptError: a quote has no partner, or there are no visible words between the first two.
@@ -177,7 +177,7 @@ STRAIGHT = {
     for letters, plain in (("‘’‚‛′`´", "'"), ("“”„‟″«»", '"'), ("‐‑‒–—―−﹘﹣", "-"))
     for letter in letters
 }
-"""Printed quotes, primes and dashes as the ones of a keyboard; NFKC turns an ellipsis into three dots."""
+"""Maps printed quotes, primes and dashes to a keyboard's; NFKC turns an ellipsis into three dots."""
 
 
 def enlarged(image: np.ndarray, min_side: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from protocol.errors import PromptError, ScorerError, one_line
 from protocol.ground.resources import resolve
 from protocol.messages import Metadata, Prompt, Scores
 from protocol.prompts import check_each
-from rewards.checkpoint import holds_tensors, linear_head, outline_of, read_tensors, require_tensors
+from rewards.checkpoint import checkpoint_outline, holds_tensors, linear_head, read_tensors, require_checkpoint
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import scored
 
@@ -60,7 +60,6 @@ class HPSv3:
                 it. It is read and never run.
             model: a file `*.safetensors`, a folder that holds `HPSv3.safetensors`, or a hub id.
             base: folder, `pkg://` path or hub id of the Qwen2-VL whose config and tokenizer the weights need.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16`, as the authors run it, or `float32`. The head always computes in float32.
 
         Raises:
@@ -101,10 +100,10 @@ class HPSv3:
             ScorerError: one is missing.
         """
         _read_template(template)
-        require_tensors(model, file=FILE)
+        require_checkpoint(model, file=FILE)
         require_pretrained(base, "config.json")
         require_pretrained(base, "tokenizer.json", "vocab.json")
-        saved = outline_of(model, file=FILE)
+        saved = checkpoint_outline(model, file=FILE)
         if saved and resolve(base).is_dir():
             _network_of(saved, _base_of(base)[1], model, "bfloat16")
 
@@ -216,11 +215,11 @@ def _network_of(tensors: dict[str, Any], config: Any, source: str, dtype: str) -
             head = linear_head(shapes, "rm_head", inputs=config.text_config.hidden_size, outputs=2, activation=nn.ReLU)
         head.load_state_dict({name.removeprefix("rm_head."): tensor.float() for name, tensor in ours.items()})
         options = {"config": config, "state_dict": rest, "dtype": getattr(torch, dtype), "output_loading_info": True}
-        options |= {"ignore_mismatched_sizes": True}  # names them in `found`, where it would raise a table
+        options |= {"ignore_mismatched_sizes": True}  # names them in `loading_info`, where it would raise a table
         options |= {"device_map": "meta"} if where.type == "meta" else {}
         load: Any = Qwen2VLForConditionalGeneration.from_pretrained
-        backbone, found = load_pretrained(lambda _: load(None, **options), source)
-        require_names(found["missing_keys"], found["unexpected_keys"])
-        for name, got, wanted in found["mismatched_keys"]:
+        backbone, loading_info = load_pretrained(lambda _: load(None, **options), source)
+        require_names(loading_info["missing_keys"], loading_info["unexpected_keys"])
+        for name, got, wanted in loading_info["mismatched_keys"]:
             raise RuntimeError(f"{list(got)} of {name}, which must be {list(wanted)}")
     return backbone, head

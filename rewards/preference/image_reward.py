@@ -16,7 +16,7 @@ import numpy as np
 
 from protocol.errors import ScorerError
 from protocol.messages import Metadata, Prompt, Scores
-from rewards.checkpoint import holds_tensors, linear_head, numbers, outline_of, read_tensors, require_tensors
+from rewards.checkpoint import checkpoint_outline, holds_tensors, linear_head, numbers, read_tensors, require_checkpoint
 from rewards.pretrained import load_pretrained, require_pretrained
 from rewards.scores import scored
 
@@ -26,7 +26,7 @@ TOKENIZER = "google-bert/bert-base-uncased"
 ADDED_TOKENS = ("[DEC]", "[ENC]")
 """BLIP's own tokens, which follow BERT's vocabulary; ImageReward's prompts contain neither."""
 LENGTH = 35
-"""Tokens of a prompt, with [CLS] and [SEP]; longer ones are cut, shorter ones padded."""
+"""Tokens of a prompt, with [CLS] and [SEP]; a longer prompt is cut, a shorter one padded."""
 HEAD_WIDTH = 64
 """Width of an attention head, in both encoders."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -56,7 +56,6 @@ class ImageReward:
         Args:
             model: a file `*.pt`, a folder that holds `ImageReward.pt`, a `pkg://` path of either, or a hub id.
             tokenizer: folder, `pkg://` path or hub id of BERT's uncased tokenizer.
-            device: torch device; by default the GPU if there is one.
             batch: images of one forward on a GPU, at least 1. On a CPU each image has its own forward.
 
         Raises:
@@ -85,18 +84,17 @@ class ImageReward:
 
     @staticmethod
     def ready(*, model: str = MODEL, tokenizer: str = TOKENIZER, **_: Any) -> None:
-        """Raise ScorerError if weights or tokenizer are missing, or the weights are not ImageReward's."""
-        require_tensors(model, file=FILE)
+        """Check that weights and tokenizer exist, and that the weights are ImageReward's (ScorerError)."""
+        require_checkpoint(model, file=FILE)
         require_pretrained(tokenizer, "tokenizer.json", "vocab.txt")
         import torch
 
-        if saved := outline_of(model, file=FILE):
+        if saved := checkpoint_outline(model, file=FILE):
             with torch.device("meta"):
                 _network_of(saved, model)
 
     @staticmethod
-    def check(prompts: Sequence[Prompt]) -> None:
-        """Accept any prompt."""
+    def check(prompts: Sequence[Prompt]) -> None: ...
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
         tokens = self._tokenizer(
@@ -196,7 +194,7 @@ VISION = {
     "layer_norm": "norm",
     "post_layernorm": "norm",
 }
-"""Transformers' names in the image encoder, and the authors'. Those of the text encoder are the same."""
+"""Maps transformers' names in the image encoder to the authors'; in the text encoder both names are the same."""
 
 
 def _published(ours: str) -> str:

@@ -31,7 +31,6 @@ class QuestionModel:
 
         Args:
             model: folder, `pkg://` path or hub id of a Qwen3-VL.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16` or `float32`.
             max_tokens: of an answer in words.
 
@@ -104,8 +103,8 @@ class QuestionModel:
     def _asked(self, images: Sequence[np.ndarray], words: str, *, words_first: bool) -> dict[str, Any]:
         """Return the model's inputs; `words` hold no `IMAGE`."""
         seen = self._images(images=list(images), return_tensors="pt").to(self._device)
-        shown, told = [{"type": "image"} for _ in images], [{"type": "text", "text": words}]
-        content = [*told, *shown] if words_first else [*shown, *told]
+        shown, question = [{"type": "image"} for _ in images], [{"type": "text", "text": words}]
+        content = [*question, *shown] if words_first else [*shown, *question]
         chat = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )

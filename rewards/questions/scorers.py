@@ -38,7 +38,6 @@ class SoftTifa:
         Args:
             instruction: what is asked; `{question}` is filled in.
             model: folder, `pkg://` path or hub id.
-            device: torch device; by default the GPU if there is one.
             dtype: `bfloat16`, as the release runs it, or `float32`.
 
         Raises:
@@ -56,11 +55,11 @@ class SoftTifa:
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that every prompt has questions with answers (PromptError: one has not; it names the line)."""
+        """Check that every prompt has questions with answers (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: _pairs(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], one forward for each question."""
+        """Make one forward for each question about each image."""
         rows = [
             np.array([self._chance(image, *pair) for pair in _pairs(facts)])
             for image, facts in zip(images, metadata, strict=True)
@@ -109,16 +108,15 @@ class DpgQuestions:
 
     @staticmethod
     def ready(*, model: str = MODEL, **_: object) -> None:
-        """Check that the weights exist (ScorerError)."""
         QuestionModel.ready(model)
 
     @staticmethod
     def check(prompts: Sequence[Prompt]) -> None:
-        """Check that every prompt has questions (PromptError: one has not; it names the line)."""
+        """Check that every prompt has questions (PromptError names the line of one without)."""
         check_each(prompts, lambda prompt: _questions(prompt.metadata))
 
     def score(self, images: np.ndarray, prompts: Sequence[str], metadata: Sequence[Metadata]) -> Scores:  # noqa: ARG002
-        """Score B images uint8 [B, H, W, 3], one forward for each question."""
+        """Make one forward for each question about each image."""
         rows = []
         for image, facts in zip(images, metadata, strict=True):
             questions = _questions(facts)
@@ -142,30 +140,32 @@ def share_of_yes(said: Mapping[int, bool], parents: Mapping[int, Sequence[int]])
 
 
 def _pairs(facts: Metadata) -> list[tuple[str, str]]:
-    found = facts.get("vqa_list")
-    is_right = isinstance(found, Sequence) and not isinstance(found, str) and found
-    if not is_right or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in found):
-        raise PromptError(f"soft_tifa needs vqa_list, pairs of question and answer, got {found!r}")
-    for question, _ in found:
+    pairs = facts.get("vqa_list")
+    is_right = isinstance(pairs, Sequence) and not isinstance(pairs, str) and pairs
+    if not is_right or not all(len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in pairs):
+        raise PromptError(f"soft_tifa needs vqa_list, pairs of question and answer, got {pairs!r}")
+    for question, _ in pairs:
         _require_plain(question)
-    return [(question, answer) for question, answer in found]
+    return [(question, answer) for question, answer in pairs]
 
 
 def _questions(facts: Metadata) -> dict[int, tuple[str, list[int]]]:
     try:
-        found = {
+        questions = {
             int(each["id"]): (str(each["question"]), list(map(int, each["parents"]))) for each in facts["questions"]
         }
     except (KeyError, TypeError, ValueError):
-        found = {}
-    if not found or any(parent and parent not in found for _, parents in found.values() for parent in parents):
+        questions = {}
+    if not questions or any(
+        parent and parent not in questions for _, parents in questions.values() for parent in parents
+    ):
         raise PromptError(
             "dpg_questions needs questions with id, question and parents that exist, got"
             f" {str(facts.get('questions'))[:80]!r}"
         )
-    for question, _ in found.values():
+    for question, _ in questions.values():
         _require_plain(question)
-    return found
+    return questions
 
 
 def _require_plain(question: str) -> None:

@@ -54,37 +54,34 @@ def demands(address: str) -> int:
     return sum(bundle.count for demand in found.ray_task_actor_demand for bundle in demand.bundles_by_count)
 
 
-def test_a_larger_size_starts_nodes_and_a_smaller_one_lets_idle_nodes_go(address: str) -> None:
+async def test_a_larger_size_starts_nodes_and_a_smaller_one_lets_idle_nodes_go(address: str) -> None:
     needs = {"CPU": 1.0, "GPU": 0.0, "rollout": 1.0}
 
     async def holds(condition: Callable[[], bool]) -> None:
         await until(lambda: asyncio.to_thread(condition))
 
-    async def scenario() -> None:
-        pool = ActorPool(
-            "rollout",
-            lambda _: Idle.options(**ray_options(needs)).remote(),
-            size=1,
-            max_restarts=0,
-            prepare=lambda member: answer(member.handle.work.remote(), timeout_s=120),
-        )
-        assert workers() == 0
-        await pool.start()
-        assert workers() == 1
-        pool.scale(8)  # two more than the cluster can ever hold
-        await holds(lambda: pool.status().ready == 6)
-        assert (workers(), pool.status().waiting) == (3, 2)
-        await holds(lambda: demands(address) == 2)
-        pool.scale(5)
-        await holds(lambda: demands(address) == 0)
-        assert (pool.status().ready, pool.status().waiting) == (5, 0)
-        pool.scale(1)
-        await holds(lambda: workers() == 1)
-        assert pool.status().ready == 1
-        await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
-        pool.scale(2)
-        await holds(lambda: pool.status().ready == 2)
-        assert (workers(), pool.restarts) == (1, 0)
-        pool.stop()
-
-    asyncio.run(scenario())
+    pool = ActorPool(
+        "rollout",
+        lambda _: Idle.options(**ray_options(needs)).remote(),
+        size=1,
+        max_restarts=0,
+        prepare=lambda member: answer(member.handle.work.remote(), timeout_s=120),
+    )
+    assert workers() == 0
+    await pool.start()
+    assert workers() == 1
+    pool.scale(8)  # two more than the cluster can ever hold
+    await holds(lambda: pool.status().ready == 6)
+    assert (workers(), pool.status().waiting) == (3, 2)
+    await holds(lambda: demands(address) == 2)
+    pool.scale(5)
+    await holds(lambda: demands(address) == 0)
+    assert (pool.status().ready, pool.status().waiting) == (5, 0)
+    pool.scale(1)
+    await holds(lambda: workers() == 1)
+    assert pool.status().ready == 1
+    await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
+    pool.scale(2)
+    await holds(lambda: pool.status().ready == 2)
+    assert (workers(), pool.restarts) == (1, 0)
+    pool.stop()

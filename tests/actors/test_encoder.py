@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.readiness import require_ready_on_ray
-from deploy.run.encode import asked_of, encode_ahead
+from deploy.run.encode import encode_ahead, encoder_inputs
 from flow.models.load import load_backbone
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError, ScorerError
@@ -28,7 +28,7 @@ def configured(tiny_config: Config, cache: Path, **settings: object) -> RunConfi
 
 def test_negatives_are_wanted_only_where_guidance_asks(tiny_config: Config, tmp_path: Path) -> None:
     for guidance, texts in ((1.0, ["a cat", "a dog"]), (2.0, ["a cat", "a dog", "blurry", ""])):
-        asked = asked_of(configured(tiny_config, tmp_path, guidance=guidance), PROMPTS)
+        asked = encoder_inputs(configured(tiny_config, tmp_path, guidance=guidance), PROMPTS)
         assert asked == [(text, ()) for text in texts]
 
 

@@ -1,6 +1,5 @@
 """What the status says of a learner worker whose call has ended with an error."""
 
-import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +29,10 @@ class Ended:
     ("error", "raised", "state"),
     [(ContractError("a rule is broken"), ContractError, "idle"), (RayActorError(), LearnerFailedError, "busy")],
 )
-def test_a_learner_is_idle_after_an_error_that_did_not_end_it(tiny_config, error, raised, state):
+async def test_a_learner_is_idle_after_an_error_that_did_not_end_it(tiny_config, error, raised, state):
     call: Any = Ended(error)
     method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: call))
     member = Member(0, handle=SimpleNamespace(call=method))
-
-    async def ask() -> None:
-        with pytest.raises(raised):
-            await RemoteWorker(tiny_config(), member).call(Learner.begin)
-
-    asyncio.run(ask())
+    with pytest.raises(raised):
+        await RemoteWorker(tiny_config(), member).call(Learner.begin)
     assert member.state == state

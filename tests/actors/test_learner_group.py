@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -129,13 +129,6 @@ async def group_of(config: RunConfig, actor_class: Any = LearnerWorker) -> Async
         group.stop()
 
 
-def run(scenario: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(scenario, 900)
-
-    asyncio.run(bounded())
-
-
 def config_of(
     tiny_config: Config, workers: int, *, cpus: float = 0.5, max_lag: int = 0, model: Any = None, **cluster: Any
 ) -> RunConfig:
@@ -149,7 +142,7 @@ def config_of(
     )
 
 
-def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_config: Config) -> None:
+async def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_config: Config) -> None:
     reference = Reference(config := config_of(tiny_config, 1, cpus=1.5))
 
     async def update(group: LearnerGroup, size: int) -> None:
@@ -163,64 +156,57 @@ def test_a_group_gives_the_bits_of_one_learner_while_its_size_changes(tiny_confi
         credit, own = await group.credit(1), reference.learner.credit(1)
         assert np.array_equal(credit.advantages, own.advantages)
 
-    async def scenario() -> None:
-        async with group_of(config) as group:
-            await update(group, 1)
-            with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3"):
-                group.scale(3)
-            group.scale(4)
-            await update(group, 1)
-            await until(lambda: (group.status().ready, group.status().waiting) == (2, 2))
-            await update(group, 2)
-            group.scale(2)
-            assert (group.status().desired, group.status().ready, group.status().waiting) == (2, 2, 0)
-            assert (await group.adapter()).digest == reference.learner.adapter().digest
-            assert {actor.adapter_version for actor in group.actors()} == {3}
-            group.scale(1)
-            await update(group, 1)
-            assert [actor.name for actor in group.actors()] == ["learner-0"]
-            assert group.status().restarts == 0
-
-    run(scenario())
+    async with group_of(config) as group:
+        await update(group, 1)
+        with pytest.raises(PoolError, match=r"must divide learner.lanes 8, got 3"):
+            group.scale(3)
+        group.scale(4)
+        await update(group, 1)
+        await until(lambda: (group.status().ready, group.status().waiting) == (2, 2))
+        await update(group, 2)
+        group.scale(2)
+        assert (group.status().desired, group.status().ready, group.status().waiting) == (2, 2, 0)
+        assert (await group.adapter()).digest == reference.learner.adapter().digest
+        assert {actor.adapter_version for actor in group.actors()} == {3}
+        group.scale(1)
+        await update(group, 1)
+        assert [actor.name for actor in group.actors()] == ["learner-0"]
+        assert group.status().restarts == 0
 
 
 @pytest.mark.whole
-def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config: Config, tmp_path: Path) -> None:
+async def test_a_group_repeats_its_bits_after_a_worker_raised_died_or_hung(tiny_config: Config, tmp_path: Path) -> None:
     reference, handles = Reference(config := config_of(tiny_config, 2, heartbeat_s=5)), Handles()
+    async with group_of(config, handles) as group:
+        groups = reference.draw()
+        gate = tmp_path / "gate"
+        with pytest.raises(NonFiniteError, match="must be finite"):
+            await group.update(complete(stored(with_a_broken_shard(groups), {(1, 0): gate})))
+        gate.touch()
+        assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
+        saved = await group.state()
+        require_equal(saved, reference.learner.state())
 
-    async def scenario() -> None:
-        async with group_of(config, handles) as group:
-            groups = reference.draw()
-            gate = tmp_path / "gate"
-            with pytest.raises(NonFiniteError, match="must be finite"):
-                await group.update(complete(stored(with_a_broken_shard(groups), {(1, 0): gate})))
-            gate.touch()
-            assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
-            saved = await group.state()
-            require_equal(saved, reference.learner.state())
+        groups = reference.draw()
+        await handles.made[1].__ray_call__.remote(die_in_backward, 6)
+        with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: .*(died|SIGKILL)"):
+            await group.update(complete(stored(groups)))
+        await group.restart()
+        await group.restore(saved)
+        assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
+        require_equal(await group.state(), reference.learner.state())
+        assert [actor.restarts for actor in group.actors()] == [0, 1]
 
-            groups = reference.draw()
-            await handles.made[1].__ray_call__.remote(die_in_backward, 6)
-            with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: .*(died|SIGKILL)"):
-                await group.update(complete(stored(groups)))
-            await group.restart()
-            await group.restore(saved)
-            assert untimed(await group.update(complete(stored(groups)))) == await reference.learn(groups)
-            require_equal(await group.state(), reference.learner.state())
-            assert [actor.restarts for actor in group.actors()] == [0, 1]
-
-            victim = group.actors()[1].pid
-            assert victim is not None
-            os.kill(victim, signal.SIGSTOP)
-            with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: no sign of life within 5 s"):
-                await group.update(complete(stored(reference.draw())))
-
-    run(scenario())
+        victim = group.actors()[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGSTOP)
+        with pytest.raises(LearnerFailedError, match=r"learner worker 1 failed: no sign of life within 5 s"):
+            await group.update(complete(stored(reference.draw())))
 
 
 @long_scene
 @pytest.mark.whole
-def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
+async def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_config: Config) -> None:
     """Ray frees an object's entry with the driver's own reference only; this one has to be the last."""
     config = config_of(tiny_config, 2)
     reference = Reference(config)
@@ -233,16 +219,13 @@ def test_the_driver_keeps_no_entry_of_trajectories_that_were_learnt_from(tiny_co
         await asyncio.to_thread(ray.wait, [s.rollout for g in groups for s in g.shards], num_returns=8)
         await group.update(complete(groups))
 
-    async def scenario() -> None:
-        async with group_of(config) as group:
-            before = entries()
-            for _ in range(3):
-                drawn = reference.draw()
-                await learn_from(drawn, group)
-                await reference.learn(drawn)
-            await until(lambda: entries() < before + 4)  # calls come and go; 24 trajectories were drawn
-
-    run(scenario())
+    async with group_of(config) as group:
+        before = entries()
+        for _ in range(3):
+            drawn = reference.draw()
+            await learn_from(drawn, group)
+            await reference.learn(drawn)
+        await until(lambda: entries() < before + 4)  # calls come and go; 24 trajectories were drawn
 
 
 def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
@@ -255,28 +238,24 @@ def with_a_broken_shard(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
 
 @long_scene
 @pytest.mark.whole
-def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
+async def test_six_iterations_have_the_same_bits_while_the_size_changes_and_a_worker_dies(tiny_config: Config) -> None:
     """float16, whose loss scale is state too, with groups of the adapter before."""
     model = tiny_config().model.model_dump() | {"dtype": "float16"}
     config = config_of(tiny_config, 1, model=model, max_lag=1)
     reference, handles = Reference(config), Handles()
-
-    async def scenario() -> None:
-        async with group_of(config, handles) as group:
-            for size, dies in ((1, False), (2, False), (2, True), (4, False), (4, False), (1, False)):
-                group.scale(size)
-                await until(lambda size=size: group.status().ready >= size)
-                saved, groups = await group.state(), reference.draw()
-                if dies:
-                    await handles.made[-1].__ray_call__.remote(die_in_backward, 3)
-                    with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
-                        await group.update(complete(stored(groups)))
-                    await group.restart()
-                    await group.restore(saved)
-                told = await group.update(complete(stored(groups)))
-                assert untimed(told) == await reference.learn(groups)
-                assert told["update/workers"] == size
-                require_equal(await group.state(), reference.learner.state())
-            assert reference.learner.iteration == 6
-
-    run(scenario())
+    async with group_of(config, handles) as group:
+        for size, dies in ((1, False), (2, False), (2, True), (4, False), (4, False), (1, False)):
+            group.scale(size)
+            await until(lambda size=size: group.status().ready >= size)
+            saved, groups = await group.state(), reference.draw()
+            if dies:
+                await handles.made[-1].__ray_call__.remote(die_in_backward, 3)
+                with pytest.raises(LearnerFailedError, match="learner worker 1 failed"):
+                    await group.update(complete(stored(groups)))
+                await group.restart()
+                await group.restore(saved)
+            told = await group.update(complete(stored(groups)))
+            assert untimed(told) == await reference.learn(groups)
+            assert told["update/workers"] == size
+            require_equal(await group.state(), reference.learner.state())
+        assert reference.learner.iteration == 6

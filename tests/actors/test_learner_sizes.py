@@ -116,102 +116,85 @@ def require_seats(actors: Sequence[Fake]) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "by_seat"), [("abaabbba", "abababab"), ("aaababaa", "aaabaaab")])
-def test_the_workers_of_a_node_have_seats_in_one_branch_of_the_tree(tiny_config, fakes, nodes, by_seat):
+async def test_the_workers_of_a_node_have_seats_in_one_branch_of_the_tree(tiny_config, fakes, nodes, by_seat):
     """Seats 0, 2, 4, 6 of one node; where nodes have 6 and 2 workers, two of a node have seats c and c + 4."""
-
-    async def scenario() -> None:
-        fakes.nodes = nodes
-        group = group_of(tiny_config, fakes, 8)
-        await group.start()
-        require_seats(fakes.made)
-        assert "".join(actor.node for actor in sorted(fakes.made, key=lambda actor: actor.seat.worker)) == by_seat
-        await group.update([])
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    fakes.nodes = nodes
+    group = group_of(tiny_config, fakes, 8)
+    await group.start()
+    require_seats(fakes.made)
+    assert "".join(actor.node for actor in sorted(fakes.made, key=lambda actor: actor.seat.worker)) == by_seat
+    await group.update([])
 
 
 @pytest.mark.parametrize(("before", "then", "meanwhile"), [(2, 4, 1), (4, 8, 2), (1, 2, 8)])
-def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
+async def test_a_size_that_is_asked_for_while_workers_join_waits_for_the_next_update(
     tiny_config, fakes, before, then, meanwhile
 ):
-    async def scenario() -> None:
-        group = group_of(tiny_config, fakes, before)
-        await group.start()
-        fakes.holds = "restore"
-        group.scale(then)
-        await until(lambda: group.status().ready == then)
-        updating = asyncio.ensure_future(group.update([]))
-        joining = fakes.made[before:]
-        await until(lambda: all(actor.held for actor in joining))
-        fakes.holds = ""
-        group.scale(meanwhile)
-        await until(lambda: group.status().ready == max(then, meanwhile))
-        for actor in joining:
-            actor.held.pop().end()
-        await updating
-        require_seats(fakes.made[:then])
-        assert len(fakes.left) == max(then, meanwhile)
-        await group.update([])
-        require_seats(fakes.left)
-        assert len(fakes.left) == meanwhile
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    group = group_of(tiny_config, fakes, before)
+    await group.start()
+    fakes.holds = "restore"
+    group.scale(then)
+    await until(lambda: group.status().ready == then)
+    updating = asyncio.ensure_future(group.update([]))
+    joining = fakes.made[before:]
+    await until(lambda: all(actor.held for actor in joining))
+    fakes.holds = ""
+    group.scale(meanwhile)
+    await until(lambda: group.status().ready == max(then, meanwhile))
+    for actor in joining:
+        actor.held.pop().end()
+    await updating
+    require_seats(fakes.made[:then])
+    assert len(fakes.left) == max(then, meanwhile)
+    await group.update([])
+    require_seats(fakes.left)
+    assert len(fakes.left) == meanwhile
 
 
-def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config, fakes, caplog):
-    async def scenario() -> None:
-        group = group_of(tiny_config, fakes, 1)
-        await group.start()
-        group.scale(4)
-        await until(lambda: group.status().ready == 4)
-        dead = fakes.made[2]
-        dead.is_dead = True
-        metrics = await group.update([])
-        assert metrics["update/workers"] == 1
-        assert fakes.killed == [dead]
-        await until(lambda: group.status().ready == 4)
-        assert (await group.update([]))["update/workers"] == 4
-        require_seats(fakes.left)
-        assert group.status().restarts == 0
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_worker_that_dies_before_it_joins_costs_the_others_nothing(tiny_config, fakes, caplog):
+    group = group_of(tiny_config, fakes, 1)
+    await group.start()
+    group.scale(4)
+    await until(lambda: group.status().ready == 4)
+    dead = fakes.made[2]
+    dead.is_dead = True
+    metrics = await group.update([])
+    assert metrics["update/workers"] == 1
+    assert fakes.killed == [dead]
+    await until(lambda: group.status().ready == 4)
+    assert (await group.update([]))["update/workers"] == 4
+    require_seats(fakes.left)
+    assert group.status().restarts == 0
     assert "a further worker has failed before it joined" in caplog.text
 
 
-def test_a_failed_group_starts_again_where_there_is_room_for_it_and_its_desired_size_goes_on_waiting(
+async def test_a_failed_group_starts_again_where_there_is_room_for_it_and_its_desired_size_goes_on_waiting(
     tiny_config, fakes, monkeypatch
 ):
     monkeypatch.setattr(learners, "SETTLE_S", 0.1)
-
-    async def scenario() -> None:
-        fakes.room = 2
-        group = group_of(tiny_config, fakes, 2)
-        await group.start()
-        group.scale(4)
-        await until(lambda: len(fakes.made) == 4)
-        await group.restart()
-        await until(lambda: len(fakes.made) == 10)  # those without a node start again as further workers
-        assert (group.status().desired, group.status().ready, group.status().waiting) == (4, 2, 2)
-        require_seats(fakes.made[4:6])
-        group.scale(2)
-        assert group.status().waiting == 0
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    fakes.room = 2
+    group = group_of(tiny_config, fakes, 2)
+    await group.start()
+    group.scale(4)
+    await until(lambda: len(fakes.made) == 4)
+    await group.restart()
+    await until(lambda: len(fakes.made) == 10)  # those without a node start again as further workers
+    assert (group.status().desired, group.status().ready, group.status().waiting) == (4, 2, 2)
+    require_seats(fakes.made[4:6])
+    group.scale(2)
+    assert group.status().waiting == 0
 
 
-def test_further_workers_have_names_of_their_own(tiny_config, fakes):
-    async def scenario() -> None:
-        group = group_of(tiny_config, fakes, 1)
-        await group.start()
-        fakes.holds = "prepare"
-        group.scale(2)
-        await until(lambda: len(fakes.made) == 2)
-        fakes.holds = ""
-        group.scale(4)
-        await until(lambda: group.status().ready == 3)
-        group.scale(2)  # learner-1 is given up; learner-2 and learner-3 wait for the next update
-        group.scale(4)
-        assert sorted(actor.name for actor in group.actors()) == [f"learner-{slot}" for slot in range(4)]
-        group.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_further_workers_have_names_of_their_own(tiny_config, fakes):
+    group = group_of(tiny_config, fakes, 1)
+    await group.start()
+    fakes.holds = "prepare"
+    group.scale(2)
+    await until(lambda: len(fakes.made) == 2)
+    fakes.holds = ""
+    group.scale(4)
+    await until(lambda: group.status().ready == 3)
+    group.scale(2)  # learner-1 is given up; learner-2 and learner-3 wait for the next update
+    group.scale(4)
+    assert sorted(actor.name for actor in group.actors()) == [f"learner-{slot}" for slot in range(4)]
+    group.stop()

@@ -65,23 +65,19 @@ def test_a_run_is_read_with_its_metrics_as_columns(run: Path) -> None:
     assert held.values("no/metric")[0].tolist() == []
 
 
-def test_awaited_training_leaves_the_loop_free_and_goes_on_with_the_run(run: Path, preset: Path) -> None:
-    async def scene() -> tuple[flowcredit.Outcome, int]:
-        turns = 0
+async def test_awaited_training_leaves_the_loop_free_and_goes_on_with_the_run(run: Path, preset: Path) -> None:
+    turns = 0
 
-        async def beside() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
 
-        other = asyncio.create_task(beside())
-        words = ["iterations=2"]
-        outcome = await flowcredit.train_async(overrides=words, run=run, is_local=True, is_quiet=True)
-        other.cancel()
-        return outcome, turns
-
-    outcome, turns = asyncio.run(scene())
+    other = asyncio.create_task(beside())
+    words = ["iterations=2"]
+    outcome = await flowcredit.train_async(overrides=words, run=run, is_local=True, is_quiet=True)
+    other.cancel()
     assert (outcome.finished, outcome.iteration) == (True, 2)
     assert turns > 100
 
@@ -110,12 +106,10 @@ def test_cancelled_training_stops_with_a_checkpoint_and_goes_on_later(preset: Pa
 
 
 def test_evaluation_awaited_or_not_gives_the_same_scores(run: Path) -> None:
-    async def awaited() -> list[flowcredit.Assessed]:
-        return await flowcredit.evaluate_async(run, has_base=True, is_local=True)
-
     both = flowcredit.evaluate(run, has_base=True, is_local=True)
     assert [each.name for each in both] == ["base", "adapter"]
-    assert [each.scores for each in asyncio.run(awaited())] == [each.scores for each in both]
+    awaited = asyncio.run(flowcredit.evaluate_async(run, has_base=True, is_local=True))
+    assert [each.scores for each in awaited] == [each.scores for each in both]
     with pytest.raises(RunFolderError, match="two different runs must be given"):
         flowcredit.compare(run, run)
 
@@ -188,12 +182,9 @@ def test_a_request_stops_in_order_and_a_second_one_at_once() -> None:
         asyncio.run(scene(is_twice=True))
 
 
-def test_what_was_asked_before_the_run_began_is_heard_when_it_begins() -> None:
-    async def scene() -> bool:
-        request = StopRequest()
-        request.send()
-        with stop_on_signal(lambda text: None, within_s=60, request=request) as stop:
-            await asyncio.wait_for(stop.wait(), 30)
-        return stop.is_set()
-
-    assert asyncio.run(scene())
+async def test_what_was_asked_before_the_run_began_is_heard_when_it_begins() -> None:
+    request = StopRequest()
+    request.send()
+    with stop_on_signal(lambda text: None, within_s=60, request=request) as stop:
+        await asyncio.wait_for(stop.wait(), 30)
+    assert stop.is_set()

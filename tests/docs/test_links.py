@@ -16,8 +16,6 @@ from protocol.config.run import RunConfig
 from tests.support.pages import PAGES, metric_patterns, name_of
 from tests.support.paths import ROOT
 
-BASES = {"reliability.md": [ROOT / "tests"]}
-"""Further folders to which paths of a page are relative."""
 FOLDERS = "|".join((*PACKAGES, "flowcredit", "benchmarks", "tests", "docs", "world"))
 METRIC = re.compile(
     r"(?:reward|group|gain|credit|advantage|train|policy|seconds|evaluation|reward_pool|ledger|probe|adapter)/[\w<>{},/]+"
@@ -57,9 +55,8 @@ def absent_modules(page: Path, text: str) -> Iterator[str]:
 
 def absent_files(page: Path, text: str) -> Iterator[str]:
     """Named files that do not exist."""
-    bases = [ROOT, page.parent, *BASES.get(page.name, [])]
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", text):
-        if not any(next(base.glob(path.rstrip("/")), None) for base in bases):
+        if not any(next(base.glob(path.rstrip("/")), None) for base in (ROOT, page.parent)):
             yield path
 
 

@@ -1,8 +1,10 @@
 """The larger kernels of half precision compute what diffusers' and peft's modules compute."""
 
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +67,18 @@ def test_float32_keeps_the_modules_of_diffusers(tiny_config: Callable[..., RunCo
         blocks = [part for part in transformer.modules() if isinstance(part, Attention)]
         assert blocks
         assert {type(block.processor) for block in blocks} == {processor}
+
+
+def test_the_triton_kernel_takes_short_rows_of_diffusers_and_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLUX.1 and FLUX.2 have torch's norms."""
+    taken = torch.zeros(())
+    kernel: Any = ModuleType("flow.triton_norm")
+    kernel.TritonNorm = SimpleNamespace(apply=lambda *_: taken)
+    monkeypatch.setitem(sys.modules, "flow.triton_norm", kernel)
+    norms = [kind(width, eps=1e-6) for kind in (RMSNorm, nn.RMSNorm) for width in (64, 96, 1024)]
+    fuse(nn.ModuleList(norms), norms="triton")
+    found = [norm(torch.ones(1, width)) is taken for norm, width in zip(norms, 2 * (64, 96, 1024), strict=True)]
+    assert found == 2 * [True, False, False]
 
 
 def adapted(dtype: torch.dtype) -> Any:

@@ -15,13 +15,13 @@ from flow.models.load import FrozenModel
 from flow.models.located import adapter_config
 from flow.policy import FlowPolicy, build_policy
 from flow.rollout import RolloutPolicy
-from flow.spread import placed, spread
+from flow.spread import devices_of_parts, spread
 from learner.update.learner import Learner
 from protocol.config.model import ModelConfig
 from protocol.config.run import RunConfig
 from protocol.errors import ModelError
 from tests.support.learning.groups import iterate
-from tests.support.worlds.architectures import ARCHITECTURES, model_of
+from tests.support.worlds.architectures import ARCHITECTURES, LORA, model_of
 
 Config = Callable[..., RunConfig]
 TWO = ("cpu", "cpu:1")
@@ -50,7 +50,7 @@ def velocity(policy: FlowPolicy, *, seed: int = 0) -> Tensor:
     [
         ("qwen_image", {"forward_batch": 2}),
         ("qwen_image", {"gradient_checkpointing": True}),
-        ("flux", {"gradient_checkpointing": True}),
+        ("flux", {"gradient_checkpointing": True, "lora": {**LORA, "qkv": "joined"}}),
         ("sd35", {"compile": "aot_eager"}),
     ],
 )
@@ -127,7 +127,7 @@ def test_each_of_two_gpus_holds_half_of_qwen_image() -> None:
     backbone = hollow_backbone(ModelConfig(path=str(known), dtype="bfloat16"), within=FakeTensorMode())
     devices = [torch.device("cuda", index) for index in range(2)]
     held = dict.fromkeys(devices, 0)
-    for part, device in placed(backbone.transformer, devices, backbone.family.block_lists):
+    for part, device in devices_of_parts(backbone.transformer, devices, backbone.family.block_lists):
         held[device] += sum(each.numel() * each.itemsize for each in part.parameters())
     assert [round(size / 2**30, 1) for size in held.values()] == [19.0, 19.0]
     assert sum(held.values()) == sum(each.numel() * 2 for each in backbone.transformer.parameters())
@@ -160,7 +160,7 @@ class Blocks(nn.Module):
 
 def test_blocks_go_to_the_devices_by_their_bytes_and_other_parts_to_the_ends() -> None:
     model = Blocks()
-    found = dict(placed(model, [torch.device("cuda", index) for index in range(2)], ("first", "second")))
+    found = dict(devices_of_parts(model, [torch.device("cuda", index) for index in range(2)], ("first", "second")))
     names = {part: name for name, part in model.named_modules()}
     assert {names[part]: device.index for part, device in found.items()} == {
         "first.0": 0,

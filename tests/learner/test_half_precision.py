@@ -41,6 +41,7 @@ BOUNDS = {"bfloat16": 0.02, "float16": 0.05}
 """Of the relative error, of A and of B."""
 
 
+@pytest.mark.whole
 def test_the_gradient_of_half_precision_is_that_of_float32(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import LONGEST_LINE, one_line, plain, said
+from protocol.errors import LONGEST_LINE, one_line, plain, printable
 from protocol.status import Event
 
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -50,6 +50,6 @@ def test_nothing_that_a_terminal_obeys_is_left(pieces: list[str]) -> None:
 
 
 def test_a_long_name_loses_its_middle_and_the_remedy_stays() -> None:
-    message = said(f"there is no run {'x' * 5000}: `flowcredit status` lists all runs")
+    message = printable(f"there is no run {'x' * 5000}: `flowcredit status` lists all runs")
     assert len(message) < 250
     assert message.endswith("x: `flowcredit status` lists all runs")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from protocol.errors import ContractError, PromptError
 from protocol.ground.condition_images import condition_of
-from protocol.messages import Condition, Prompt, Scores
+from protocol.messages import ConditionImage, Prompt, Scores
 from rewards import scorer as scorer_module
 from rewards.scorer import build_scorer, check_prompts, score_prompts
 from rewards.scores import scored
@@ -43,7 +43,7 @@ class Blind(Kept):
 
 @pytest.fixture
 def condition(tmp_path: Path):
-    def make(level: int) -> Condition:
+    def make(level: int) -> ConditionImage:
         path = tmp_path / f"{level}.png"
         Image.fromarray(np.full((3, 5, 3), level, np.uint8)).save(path)
         return condition_of(path)
@@ -51,7 +51,7 @@ def condition(tmp_path: Path):
     return make
 
 
-def prompts_of(*conditions: tuple[Condition, ...]) -> list[Prompt]:
+def prompts_of(*conditions: tuple[ConditionImage, ...]) -> list[Prompt]:
     return [Prompt(index=row, text="a", conditions=each) for row, each in enumerate(conditions)]
 
 

@@ -39,10 +39,7 @@ NOT_RUN = {
 """Why a shown command is only read by the program's own parser: the first pattern that is found in it counts."""
 STANDS_FOR = {
     "PRESET": "toy_geneval",
-    "[PRESET]": "toy_geneval",
     "RUN": "runs/mine",
-    "NEW": "runs/n",
-    "OLD": "runs/o",
     **{str(path.relative_to(ROOT)): str(path) for path in (ROOT / "docs/results").glob("*.json")},
 }
 """Placeholders of the pages, and files of the repository, since a test works in a folder of its own."""

@@ -20,7 +20,7 @@ from tests.support.killed_console import KilledConsole
 from tests.support.paths import ROOT
 from toyworld.world import edits
 from toyworld.world.detector import ShapeDetector
-from toyworld.world.edit_scorer import ShapesEdit, Verdict, judge
+from toyworld.world.edit_scorer import EditVerdict, ShapesEdit, judge
 from toyworld.world.edits import Edit, draw_edit, draw_example
 from toyworld.world.scenes import Scene, Shape, render
 from toyworld.world.vocabulary import GROUND, PALETTE
@@ -30,11 +30,11 @@ SQUARE = Shape(label="square", color="red", rgb=PALETTE["red"], center=(23.0, 23
 BOTH = Scene(shapes=(CIRCLE, SQUARE))
 
 
-def judged(edit: Edit, *after: Shape, before: Scene = BOTH) -> Verdict | None:
+def judged(edit: Edit, *after: Shape, before: Scene = BOTH) -> EditVerdict | None:
     """The verdict on an image of these shapes."""
     images = [render(before), render(Scene(shapes=after))]
     shapes, found = ShapeDetector().detect(np.stack(images))
-    return judge(edit, *images, shapes=shapes, found=found)
+    return judge(edit, *images, shapes_before=shapes, shapes_after=found)
 
 
 def recoloured(shape: Shape, color: str) -> Shape:
@@ -98,7 +98,9 @@ def test_a_half_removed_shape_is_half_removed() -> None:
     after = before.copy()
     after[:, :9] = GROUND
     shapes, found = ShapeDetector().detect(np.stack([before, after]))
-    verdict = judge(Edit(kind="remove", label="circle", was="blue"), before, after, shapes=shapes, found=found)
+    verdict = judge(
+        Edit(kind="remove", label="circle", was="blue"), before, after, shapes_before=shapes, shapes_after=found
+    )
     assert verdict == pytest.approx((0.5, 0, 0), abs=0.01)
 
 

@@ -23,7 +23,7 @@ AROUND = 2
 """Pixels around the edited shape that may change with it."""
 
 
-class Verdict(NamedTuple):
+class EditVerdict(NamedTuple):
     """What became of one instruction; every number is in [0, 1]."""
 
     followed: float
@@ -31,20 +31,20 @@ class Verdict(NamedTuple):
     over_edit: float
     """Share of all other coloured pixels, before or after, that have another colour now."""
     exact: float
-    """1 if the shapes are those that the instruction asks for, each where it was, and no others."""
+    """1 if the image shows exactly the shapes that the instruction asks for, each near its old position."""
 
 
 class ShapesEdit:
     """Scores edits of the toy world, in [0, 1]: followed (1 - over_edit). See `judge` for the formulas.
 
-    The components are those of `Verdict`. An image whose condition image has another size, or does not show the shape
-    to edit, has no score.
+    The components are the fields of `EditVerdict`. An image has no score if its condition image has another size or
+    does not show the shape to edit.
     """
 
     name = "shapes_edit"
     low = 0.0
     high = 1.0
-    components = Verdict._fields
+    components = EditVerdict._fields
 
     def __init__(self) -> None:
         self._detector = ShapeDetector()
@@ -67,19 +67,19 @@ class ShapesEdit:
     ) -> Scores:
         seen: dict[int, list[Detection]] = {}  # the images of a group share theirs
         verdicts, reasons = [], []
-        found = self._detector.detect(images)
-        for image, line, (before, *_), after in zip(images, metadata, conditions, found, strict=True):
+        detected = self._detector.detect(images)
+        for image, line, (before, *_), shapes_after in zip(images, metadata, conditions, detected, strict=True):
             if id(before) not in seen:
                 (seen[id(before)],) = self._detector.detect(before[None])
-            verdict = judge(Edit.of(line), before, image, shapes=seen[id(before)], found=after)
-            verdicts.append(verdict or Verdict(np.nan, np.nan, np.nan))
+            verdict = judge(Edit.of(line), before, image, shapes_before=seen[id(before)], shapes_after=shapes_after)
+            verdicts.append(verdict or EditVerdict(np.nan, np.nan, np.nan))
             reasons.append("" if verdict else "the condition image must show the shape to edit at the image's size")
-        table = np.array(verdicts, np.float32).reshape(-1, len(Verdict._fields))
+        table = np.array(verdicts, np.float32).reshape(-1, len(EditVerdict._fields))
         return Scores(
             values=table[:, 0] * (1 - table[:, 1]),
             valid=np.isfinite(table[:, 0]),
             reasons=tuple(reasons),
-            components=dict(zip(Verdict._fields, table.T.copy(), strict=True)),
+            components=dict(zip(EditVerdict._fields, table.T.copy(), strict=True)),
         )
 
 
@@ -88,54 +88,55 @@ def judge(
     before: UInt8[np.ndarray, "H W 3"],
     after: UInt8[np.ndarray, "H W 3"],
     *,
-    shapes: Sequence[Detection],
-    found: Sequence[Detection],
-) -> Verdict | None:
+    shapes_before: Sequence[Detection],
+    shapes_after: Sequence[Detection],
+) -> EditVerdict | None:
     """Judge one edited image.
 
-    The edited shape is the one of its class and colour; what replaces it is near where it was. `followed` is
+    The edited shape has the class and the colour that the instruction names; what replaces it is near its old
+    position. `followed` is
 
         color     1 if it has the wanted colour, half of it if it has another class now
         replace   1 if it has the wanted class, half of it if it has another colour now
         remove    the share of its pixels that are ground now
         add       the share of class, colour and side that are right, of the best shape that was not there
 
-    Pixels count by the palette colour nearest to them. The edited shape's box may change, and that of the shape that
-    replaced it, with `AROUND` pixels; but never pixels of the other shapes.
+    A pixel counts as the palette colour nearest to it. Pixels may change in the boxes of the edited shape and of its
+    replacement, and `AROUND` pixels beyond, but not if they belong to another shape.
 
     Args:
         edit: what the instruction asks for.
         before: the condition image.
         after: the edited image.
-        shapes: the shapes of the condition image.
-        found: those of the edited image.
+        shapes_before: the shapes of the condition image.
+        shapes_after: the shapes of the edited image.
 
     Returns:
         The verdict; None if the condition image does not show the shape, or has another size.
     """
-    subject = next((shape for shape in shapes if (shape.label, shape.color) == (edit.label, edit.was)), None)
+    subject = next((shape for shape in shapes_before if (shape.label, shape.color) == (edit.label, edit.was)), None)
     if before.shape != after.shape or (subject is None) != (edit.kind == "add"):
         return None
     was, now = nearest_colour(np.stack([before, after]).astype(np.float32))
-    rest = [shape for shape in shapes if shape is not subject]
-    new = [shape for shape in found if not any(_is_same(shape, other) for other in rest)]
+    others = [shape for shape in shapes_before if shape is not subject]
+    new = [shape for shape in shapes_after if not any(_is_same(shape, other) for other in others)]
     if subject is not None:
         new = [shape for shape in new if _is_near(shape, subject)]
     made = max(new, key=lambda shape: _facts_right(edit, shape, subject), default=None)
-    own = _inside(subject, was.shape) & (was >= 0)
+    edited = _inside(subject, was.shape) & (was >= 0)
     if edit.kind == "remove":
-        followed = float((now[own] < 0).mean())
+        followed = float((now[edited] < 0).mean())
     else:
         followed = _facts_right(edit, made, subject) if made else 0.0
-    counts = ~(_inside(subject, was.shape, AROUND) | _inside(made, was.shape, AROUND)) | ((was >= 0) & ~own)
+    counts = ~(_inside(subject, was.shape, AROUND) | _inside(made, was.shape, AROUND)) | ((was >= 0) & ~edited)
     coloured = counts & ((was >= 0) | (now >= 0))
     over_edit = float((was != now)[coloured].mean()) if coloured.any() else 0.0
     is_exact = (
         followed == 1.0
-        and len(found) == len(rest) + (edit.kind != "remove")
-        and all(any(_is_same(shape, other) for shape in found) for other in rest)
+        and len(shapes_after) == len(others) + (edit.kind != "remove")
+        and all(any(_is_same(shape, other) for shape in shapes_after) for other in others)
     )
-    return Verdict(followed, over_edit, float(is_exact))
+    return EditVerdict(followed, over_edit, float(is_exact))
 
 
 def _facts_right(edit: Edit, shape: Detection, subject: Detection | None) -> float:

@@ -85,7 +85,7 @@ class Edit:
     was: str | None = None
     """Its colour before; None if it is added."""
     color: str | None = None
-    """Its new colour (`color`), or that of the added shape."""
+    """Its new colour (`color`), or the added shape's colour."""
     side: str | None = None
     """Where a shape is added, one of `SIDES`."""
     to: str | None = None
@@ -100,7 +100,7 @@ class Edit:
         """Read the edit of a line's metadata.
 
         Raises:
-            PromptError: the metadata are those of no edit.
+            PromptError: the metadata name no edit.
         """
         given: dict[str, Any] = {key: metadata.get(key) for key in KEYS}
         read = cls(**{name: given[key] for key, name in KEYS.items()})
@@ -143,7 +143,7 @@ def is_heldout(edit: Edit) -> bool:
 
 
 def side_of(center: tuple[float, float]) -> str:
-    """Return the side of an image that a point (x, y) is on: the one of its larger offset from the middle."""
+    """Return the side of an image that a point (x, y) is on, by its larger offset from the middle."""
     x, y = center[0] - SIZE / 2, center[1] - SIZE / 2
     if abs(x) > abs(y):
         return "left" if x < 0 else "right"

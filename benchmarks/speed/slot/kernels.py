@@ -1,7 +1,7 @@
 """What the GPU itself reaches: copies, products, and attention by kernel, each with random numbers."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.speed.slot.part import Figures, Where, tried
 from benchmarks.speed.slot.timing import seconds_of
+from flow.adapter.lora import Joined
+from flow.attention import KERNELS as OURS
 
 SHAPES = {
     "SD3.5, 16 rows": (16, 24, 1229, 64),
@@ -72,28 +76,72 @@ def _normed(kernel: str, width: int, where: Where) -> Figures:
 
 
 def projections(where: Where) -> Iterator[Figures]:
-    """Measure queries, keys and values of one product beside three, each with a LoRA of rank 32, in SD3.5's shape."""
-    width, rank, rows = (64, 4, 32) if where.is_tiny else (1536, 32, 16 * 1024)
-    draw = partial(torch.randn, device=where.device, dtype=torch.bfloat16)
-    x, weight, slopes = draw(rows, width), draw(3 * width, width) / width**0.5, draw(rows, 3 * width)
-    low, high = draw(3, rank, width).requires_grad_(), draw(3, width, rank).requires_grad_()
+    """Measure queries, keys and values of one x, each with a LoRA of rank 32, in SD3.5's shape.
 
-    def adapted(base: Tensor, inner: Tensor, index: int) -> Tensor:
-        return base.addmm(inner, high[index].t())
+    `joined` is `model.lora.qkv=joined`. In `one product` the W are joined too; its parts then become contiguous, as
+    norms need them. Counted is what all operations read and write.
+    """
+    for name, make in PROJECTIONS.items():
+        forward, both = make(*_drawn(where.device, is_tiny=where.is_tiny))
+        yield {f"{name}, forward ms": 1e3 * seconds_of(forward, rounds=10)}
+        yield {f"{name}, both ms": 1e3 * seconds_of(both, rounds=10)}
+        forward, both = make(*_drawn("meta", is_tiny=where.is_tiny))
+        for work, of in ((forward, "forward"), (both, "both")):
+            with _Traffic() as traffic:
+                work()
+            yield {f"{name}, {of} GB": 1e-9 * traffic.bytes}
 
-    def three() -> Tensor:
-        parts = (adapted(linear(x, each), linear(x, low[at]), at) for at, each in enumerate(weight.chunk(3)))
-        return torch.cat(list(parts), dim=1)
 
-    def one() -> Tensor:
-        bases, inners = linear(x, weight).chunk(3, 1), linear(x, low.flatten(0, 1)).chunk(3, 1)
-        return torch.cat([adapted(*each, at) for at, each in enumerate(zip(bases, inners, strict=True))], dim=1)
+def _drawn(device: str, *, is_tiny: bool) -> tuple[Tensor, ...]:
+    """Return x, W of all three, their A, their B, and the gradients of the results."""
+    width, rank, rows = (64, 4, 32) if is_tiny else (1536, 32, 16 * 1024)
+    draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    x, weight = draw(rows, width).requires_grad_(), draw(3 * width, width) / width**0.5
+    low, high = draw(3 * rank, width).requires_grad_(), draw(3, width, rank).requires_grad_()
+    return x, weight, low, high, draw(3, rows, width)
 
-    x.requires_grad_()
-    for name, made in (("three products", three), ("one product", one)):
-        yield {f"{name}, forward ms": 1e3 * seconds_of(torch.no_grad()(made), rounds=10)}
-        yield {f"{name}, both ms": 1e3 * seconds_of(lambda made=made: made().backward(slopes), rounds=10)}
-    yield {"largest difference": (one() - three()).abs().max().item()}
+
+def _projected(
+    project: Callable[..., Sequence[Tensor]], x: Tensor, weight: Tensor, low: Tensor, high: Tensor, slopes: Tensor
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    project = partial(project, x, weight, low, high.unbind())
+    return torch.no_grad()(project), lambda: torch.autograd.backward(project(), slopes.unbind())
+
+
+def _separately(x: Tensor, weight: Tensor, low: Tensor, highs: Sequence[Tensor]) -> list[Tensor]:
+    add = torch.Tensor.addmm if torch.is_grad_enabled() else torch.Tensor.addmm_  # as `flow.adapter.lora.Branch`
+    each = zip(weight.chunk(3), low.chunk(3), highs, strict=True)
+    return [add(linear(x, part), linear(x, own), high.t()) for part, own, high in each]
+
+
+def _joined(x: Tensor, weight: Tensor, low: Tensor, highs: Sequence[Tensor]) -> Sequence[Tensor]:
+    parts = [each for part, high in zip(weight.chunk(3), highs, strict=True) for each in (part, None, high)]
+    return Joined.apply(x, low, 1.0, *parts)
+
+
+def _in_one_product(x: Tensor, weight: Tensor, low: Tensor, highs: Sequence[Tensor]) -> list[Tensor]:
+    each = zip(linear(x, weight).chunk(3, 1), linear(x, low).chunk(3, 1), highs, strict=True)
+    return [base.addmm(inner, high.t()) for base, inner, high in each]
+
+
+PROJECTIONS = {
+    "separate": partial(_projected, _separately),
+    "joined": partial(_projected, _joined),
+    "one product": partial(_projected, _in_one_product),
+}
+"""By name how a forward and a forward with a backward are made."""
+
+
+class _Traffic(TorchDispatchMode):
+    """Counts the bytes that operations read and write."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(each.nbytes for each in tree_leaves((args, result)) if isinstance(each, Tensor))
+        return result
 
 
 def _attended(make: Callable[..., Works], sizes: tuple[int, int, int, int], *, is_masked: bool, device: str) -> Figures:
@@ -205,29 +253,24 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradi
     return attend, both
 
 
-def _cudnn_then_flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
-    """Let torch's cuDNN attend, and FlashAttention's deterministic backward read its result and log-sums."""
+def _ours(name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gradient: Tensor) -> Works:
+    """Attend as with `model.attention=NAME`."""
     if mask is not None:
         raise NotImplementedError("a mask")
-    query, key, value = (each.detach() for each in (query, key, value))
+    attend, _ = OURS[name]
 
-    def ahead() -> tuple[Any, ...]:
-        return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, compute_log_sumexp=True)
+    def attended() -> Tensor:
+        return attend(*(each.transpose(1, 2) for each in (query, key, value))).transpose(1, 2)
 
-    def both() -> tuple[Tensor, ...]:
-        attended, sums, *sizes, seed, offset, _ = ahead()
-        rest = attended, sums.flatten(2), *sizes, 0.0, False, seed, offset
-        slopes = torch.ops.aten._scaled_dot_product_flash_attention_backward(gradient, query, key, value, *rest)
-        return attended, *slopes
-
-    return lambda: ahead()[0], both
+    return _differentiated(attended, query, key, value, gradient)
 
 
 KERNELS: dict[str, tuple[Callable[..., Works], bool]] = {
     "flash, deterministic": (partial(_torchs, SDPBackend.FLASH_ATTENTION), True),
     "cuDNN of torch": (partial(_torchs, SDPBackend.CUDNN_ATTENTION), False),
     "cuDNN, deterministic": (_cudnn, False),
-    "cuDNN, then flash, deterministic": (_cudnn_then_flash, True),
+    "cuDNN, then flash, deterministic": (partial(_ours, "cudnn"), True),
+    "FlashAttention-3, deterministic": (partial(_ours, "flash3"), True),
     "efficient, deterministic": (partial(_torchs, SDPBackend.EFFICIENT_ATTENTION), True),
     "flex": (_flex, False),
 }

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +24,20 @@ SCALES = 2.0**16, 2.0**21
 """Loss scales of float16."""
 
 
-def benchmark(where: Where, compiler: str | None = None) -> Iterator[Figures]:
+def benchmark(where: Where, **options: Any) -> Iterator[Figures]:
     """Run `benchmarks.speed.gpu` with 16 pairs at a time and T' = 2."""
-    setup = Setup(device=where.device, compile=compiler, learner_batch=16, substeps=(2,), rounds=2)
+    setup = Setup(device=where.device, learner_batch=16, substeps=(2,), rounds=2, **options)
     yield from measure(replace(setup, is_tiny=True, members=2, rounds=1) if where.is_tiny else setup)
 
 
 def compiled(where: Where) -> Iterator[Figures]:
     """Run the same with compiled blocks."""
-    yield from benchmark(where, "inductor")
+    yield from benchmark(where, compile="inductor")
+
+
+def tuned(where: Where) -> Iterator[Figures]:
+    """Run the same with all kernels that are off by default."""
+    yield from benchmark(where, is_tuned=True)
 
 
 def forwards(where: Where) -> Iterator[Figures]:

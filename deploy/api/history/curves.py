@@ -101,9 +101,8 @@ class CurveCache:
     """The columns of the runs that clients asked for most recently."""
 
     def __init__(self, source: Source) -> None:
-        """Read from `source` on demand."""
         self._source = source
-        self._held: dict[str, _Columns] = {}
+        self._columns: dict[str, _Columns] = {}
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """A lock lives as long as a request has it."""
 
@@ -131,7 +130,7 @@ class CurveCache:
             return await asyncio.to_thread(_thinned, status.run, columns, names, by, points, window)
 
     async def _read(self, status: RunStatus) -> _Columns:
-        columns = self._held.pop(status.run, None)
+        columns = self._columns.pop(status.run, None)
         if columns is None or columns.session != status.session or columns.seq > status.lines:
             columns = _Columns(status.session)
         while columns.seq < status.lines:
@@ -142,9 +141,9 @@ class CurveCache:
             if not lines:
                 break
             await asyncio.sleep(0)
-        self._held[status.run] = columns
-        while len(self._held) > RUNS_HELD:
-            del self._held[next(iter(self._held))]
+        self._columns[status.run] = columns
+        while len(self._columns) > RUNS_HELD:
+            del self._columns[next(iter(self._columns))]
         return columns
 
 

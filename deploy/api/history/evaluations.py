@@ -18,7 +18,7 @@ from protocol.status import Document
 from rewards.images import encoded
 
 if TYPE_CHECKING:
-    from deploy.folder.gallery import Kept
+    from deploy.folder.gallery import GalleryImage
 
 MOST_EVALUATIONS, MOST_PROMPTS = 100, 2_000
 """Limits of one answer: evaluations are thinned evenly, keeping first and newest; later prompts are left out."""
@@ -77,11 +77,16 @@ class GalleryImages(Document):
 
 def scores(run: Path, reading: str) -> Evaluations:
     """Return scores by prompt and evaluation; `reading` names them, and an unknown one has none."""
-    found = _read(run, stamps_of(run, GALLERY))
-    prompts, tags, held = (found[-1].prompts, found[-1].tags, found[-1].scores) if found else ([], [], {})
-    shown = [found[int(index)] for index in np.linspace(0, len(found) - 1, min(len(found), MOST_EVALUATIONS))]
+    evaluations = _read(run, stamps_of(run, GALLERY))
+    prompts, tags, readings = (
+        (evaluations[-1].prompts, evaluations[-1].tags, evaluations[-1].scores) if evaluations else ([], [], {})
+    )
+    shown = [
+        evaluations[int(index)]
+        for index in np.linspace(0, len(evaluations) - 1, min(len(evaluations), MOST_EVALUATIONS))
+    ]
     return Evaluations(
-        readings=sorted(held, key=lambda name: (name != SCORE, name)),
+        readings=sorted(readings, key=lambda name: (name != SCORE, name)),
         reading=reading,
         iterations=[each.iteration for each in shown],
         prompts=prompts[:MOST_PROMPTS],
@@ -102,12 +107,12 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
     """Return the images of an evaluation, small enough for a page; None if there are none, or if they are damaged."""
     from PIL import Image
 
-    from deploy.folder.gallery import beside_text, joined, read_gallery  # it imports matplotlib, rarely needed
+    from deploy.folder.gallery import beside_text, read_gallery, side_by_side  # it imports matplotlib, rarely needed
 
     try:
         held = read_gallery(run / GALLERY, iteration)
         kept = list(held.values())[:MOST_IMAGES]
-        images = [joined(each) for each in kept]
+        images = [side_by_side(each) for each in kept]
         height, width = images[0].shape[:2]
         scale = min(1.0, LARGEST / max(kept[0].image.shape))
         size = max(1, round(width * scale)), max(1, round(height * scale))
@@ -134,7 +139,7 @@ def images_of(run: Path, iteration: int) -> GalleryImages | None:
         return None
 
 
-def _change(run: Path, iteration: int, now: "dict[str, Kept]") -> str:
+def _change(run: Path, iteration: int, now: "dict[str, GalleryImage]") -> str:
     from deploy.folder.gallery import before_after_text, read_gallery
 
     first = min(by_iteration(run / GALLERY, ".npz"))

@@ -25,7 +25,7 @@ from typing import Any
 
 PATH = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 PATIENCE_S = 5.0
-"""Seconds within which an asker must have sent everything, because other askers wait meanwhile."""
+"""Seconds within which a client must have sent everything, because other clients wait meanwhile."""
 
 
 def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -49,19 +49,19 @@ def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             if sys.stdin in ready:
                 return None
             if door in ready:
-                asker, _ = door.accept()
+                client, _ = door.accept()
                 try:
-                    command, streams = _received(asker)
-                except (OSError, OverflowError, ValueError):  # the asker was killed before it had sent everything
-                    asker.close()
+                    command, streams = _received(client)
+                except (OSError, OverflowError, ValueError):  # the client was killed before it had sent everything
+                    client.close()
                     continue
-                if _is_gone(asker):
+                if _is_gone(client):
                     number = None
                 elif not (number := os.fork()):
                     os.setpgid(0, 0)  # when a worker has ended, Ray kills the whole group of its process
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for mine in (asker, *waiting.values()):
+                    for mine in (client, *waiting.values()):
                         mine.close()
                     for mine in (ended, wake):
                         os.close(mine)
@@ -69,32 +69,32 @@ def serve(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 for stream in streams:
                     os.close(stream)
                 if number is None:
-                    asker.close()
+                    client.close()
                 else:
-                    waiting[number] = asker
-                    _tell(asker, number)
+                    waiting[number] = client
+                    _tell(client, number)
 
 
-def _received(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    asker.settimeout(PATIENCE_S)
-    head, streams, _, _ = socket.recv_fds(asker, 8, 3)
+def _received(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    client.settimeout(PATIENCE_S)
+    head, streams, _, _ = socket.recv_fds(client, 8, 3)
     try:
         if len(streams) < 3:
             raise ValueError(f"a command must bring three streams, got {len(streams)}")
-        with asker.makefile("rb") as body:
+        with client.makefile("rb") as body:
             command = json.loads(body.read(int.from_bytes(head, "big")))
     except (OSError, OverflowError, ValueError):
         for stream in streams:
             os.close(stream)
         raise
-    asker.settimeout(None)
+    client.settimeout(None)
     return command, streams
 
 
-def _is_gone(asker: socket.socket) -> bool:
-    """Say whether the asker no longer waits: it starts the command itself after some time, and Ray may kill it."""
+def _is_gone(client: socket.socket) -> bool:
+    """Say whether the client no longer waits: it starts the command itself after some time, and Ray may kill it."""
     try:
-        return not asker.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except OSError:
@@ -105,13 +105,13 @@ def _report(waiting: dict[int, socket.socket]) -> None:
     for number in list(waiting):
         found, status = os.waitpid(number, os.WNOHANG)
         if found:
-            with waiting.pop(number) as asker:
-                _tell(asker, os.waitstatus_to_exitcode(status))
+            with waiting.pop(number) as client:
+                _tell(client, os.waitstatus_to_exitcode(status))
 
 
-def _tell(asker: socket.socket, number: int) -> None:
+def _tell(client: socket.socket, number: int) -> None:
     with suppress(OSError):  # nobody waits for a worker of Ray
-        asker.sendall(number.to_bytes(8, "big", signed=True))
+        client.sendall(number.to_bytes(8, "big", signed=True))
 
 
 def run(command: dict[str, Any], streams: list[int]) -> None:
@@ -142,7 +142,7 @@ def run(command: dict[str, Any], streams: list[int]) -> None:
 
 
 def _inherit(*, oom_score: str, files: list[int], blocked: list[int]) -> None:
-    """Take what the asker has inherited from Ray."""
+    """Take what the client has inherited from Ray."""
     with suppress(OSError):  # only root may lower it
         Path("/proc/self/oom_score_adj").write_text(oom_score)
     with suppress(OSError, ValueError):

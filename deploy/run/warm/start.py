@@ -3,10 +3,10 @@
 import os
 import sys
 
-from ask import ask
+from client import fork
 
 address, *words = sys.argv[1:]
 try:
-    ask(address, words, os.getcwd(), dict(os.environ), [0, 1, 2])
+    fork(address, words, os.getcwd(), dict(os.environ), [0, 1, 2])
 except OSError:
     os.execv(sys.executable, [sys.executable, *words])

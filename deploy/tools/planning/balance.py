@@ -12,7 +12,7 @@ rest.
 
 from dataclasses import dataclass
 
-from deploy.tools.estimate import Evaluations
+from deploy.tools.estimate import IterationCounts
 from protocol.config.run import RunConfig
 
 
@@ -40,7 +40,7 @@ class Balance:
         }
 
 
-def balance_of(config: RunConfig, counts: Evaluations) -> Balance:
+def balance_of(config: RunConfig, counts: IterationCounts) -> Balance:
     """Divide the counted forwards of one iteration among the actors; a shard is never split."""
     workers, shards = config.cluster.learner.workers, config.group.shards
     step = shards // config.learner.updates_per_iteration
@@ -52,7 +52,7 @@ def balance_of(config: RunConfig, counts: Evaluations) -> Balance:
     )
 
 
-def balance_line(config: RunConfig, counts: Evaluations) -> str:
+def balance_line(config: RunConfig, counts: IterationCounts) -> str:
     """Describe which side waits for the other."""
     now = balance_of(config, counts)
     parts = ", ".join(f"the {side} wait {share:.0%} of the time" for side, share in now.waits().items())

@@ -44,9 +44,7 @@ class Plan:
     evaluations: int
     """Evaluations of the run, with the first and the last."""
     iterations: int
-    """Iterations of the run."""
     gpus: int
-    """GPUs that the run reserves."""
     unknown: tuple[str, ...] = ()
     """Rewards whose seconds are not known."""
 
@@ -57,23 +55,24 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours of the whole run."""
         return self.gpus * self.wall / 3600
 
 
-def plan_of(config: RunConfig, found: Estimate, *, heldout: int, tflops: float) -> Plan:
+def plan_of(config: RunConfig, estimated: Estimate, *, heldout: int, tflops: float) -> Plan:
     """Compute how long a run takes.
 
     Args:
-        found: estimate of the same config.
+        estimated: of the same config.
         heldout: number of held-out prompts.
         tflops: rate of one GPU in forwards, gradients and decoding, in 10^12 operations per second.
-
-    Returns:
-        Seconds by part.
     """
-    counts, cluster, now, rate = found.evaluations, config.cluster, balance_of(config, found.evaluations), tflops * 1e12
-    scoring = scoring_of(config, found, tflops=tflops)
+    counts, cluster, now, rate = (
+        estimated.evaluations,
+        config.cluster,
+        balance_of(config, estimated.evaluations),
+        tflops * 1e12,
+    )
+    scoring = scoring_of(config, estimated, tflops=tflops)
     parts = {
         "rollout": now.rollout * counts.forward_flops / rate,
         "decoding": counts.decoding_flops / rate / cluster.rollout_actors,
@@ -93,7 +92,7 @@ def plan_of(config: RunConfig, found: Estimate, *, heldout: int, tflops: float) 
     return Plan(
         parts=parts,
         iteration=iteration,
-        evaluation=images * found.evaluation_flops / rate / cluster.rollout_actors / (1 - REST),
+        evaluation=images * estimated.evaluation_flops / rate / cluster.rollout_actors / (1 - REST),
         evaluations=1 + math.ceil(config.iterations / every),
         iterations=config.iterations,
         gpus=math.ceil(config.reserved.get("GPU", 0.0)),
@@ -102,31 +101,22 @@ def plan_of(config: RunConfig, found: Estimate, *, heldout: int, tflops: float) 
 
 
 def plan_lines(
-    config: RunConfig, found: Estimate, *, prompts: int, heldout: int, tflops: float | None = None
+    config: RunConfig, estimated: Estimate, *, prompts: int, heldout: int, tflops: float | None = None
 ) -> Iterator[str]:
-    """Describe what a run computes, needs and takes.
-
-    Args:
-        found: estimate of the same config.
-        heldout: number of held-out prompts.
-        tflops: rate of one GPU, see `plan_of`; without it there are no seconds.
-
-    Yields:
-        Lines of text.
-    """
-    yield from found.lines()
-    yield balance_line(config, found.evaluations)
+    """Describe what a run computes, needs and takes; without `tflops` (see `plan_of`) there are no seconds."""
+    yield from estimated.lines()
+    yield balance_line(config, estimated.evaluations)
     yield ""
-    yield from memory_lines(config, found)
-    yield from disk_lines(config, found, prompts=prompts, heldout=heldout)
+    yield from memory_lines(config, estimated)
+    yield from disk_lines(config, estimated, prompts=prompts, heldout=heldout)
     if tflops:
         yield ""
-        yield from time_lines(config, plan_of(config, found, heldout=heldout, tflops=tflops), tflops=tflops)
+        yield from time_lines(config, plan_of(config, estimated, heldout=heldout, tflops=tflops), tflops=tflops)
 
 
-def memory_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
+def memory_lines(config: RunConfig, estimated: Estimate) -> Iterator[str]:
     """Show the peak memory of each role and of a node as a table."""
-    roles = roles_of(config, found)
+    roles = roles_of(config, estimated)
     rows = [("peak memory", "count", "GPU each", "host each", "its largest part")]
     for each in roles:
         part, size = each.largest
@@ -140,16 +130,16 @@ def memory_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
                 + (f"; {each.uncounted} comes on top" * bool(each.uncounted)),
             )
         )
-    if found.shared:
-        rows.append(("a GPU with both sides", f"{config.cluster.rollout_actors}", size_text(found.shared), "", ""))
-    nodes, host = node_of(config, roles)
+    if estimated.shared:
+        rows.append(("a GPU with both sides", f"{config.cluster.rollout_actors}", size_text(estimated.shared), "", ""))
+    nodes, host = node_needs(config, roles)
     rows.append(
         ("a node", f"{nodes}", "", size_text(host), f"with at most {GPUS_OF_A_NODE} GPUs, the driver beside them")
     )
     yield from aligned(rows, words=(0, 4))
 
 
-def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
+def node_needs(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
     """Return how many nodes of `GPUS_OF_A_NODE` GPUs a run needs, and the peak of host memory on the driver's node."""
     nodes = nodes_of(config)
     host = 0
@@ -159,17 +149,17 @@ def node_of(config: RunConfig, roles: Sequence[RoleMemory]) -> tuple[int, int]:
     return nodes, host
 
 
-def disk_lines(config: RunConfig, found: Estimate, *, prompts: int, heldout: int) -> Iterator[str]:
+def disk_lines(config: RunConfig, estimated: Estimate, *, prompts: int, heldout: int) -> Iterator[str]:
     """Describe what a run writes to disks besides its images and logs."""
     means = sum([config.is_forward, config.learner.average.decay > 0])
     kept = config.checkpoint.keep + 1 + bool(config.watched_rewards)
-    each = 4 * found.trained * (3 + means)
+    each = 4 * estimated.trained * (3 + means)
     yield f"disk, run folder: {kept} checkpoints of {size_text(each)} take {size_text(kept * each)}"
     if config.model.embedding_cache:
         drawn = min(prompts, config.iterations * config.group.per_iteration)
         yield (
-            f"disk, model.embedding_cache: {drawn + heldout:,} prompts of at most {size_text(found.embedding)} take at"
-            f" most {size_text((drawn + heldout) * found.embedding)}"
+            f"disk, model.embedding_cache: {drawn + heldout:,} prompts of at most {size_text(estimated.embedding)} take"
+            f" at most {size_text((drawn + heldout) * estimated.embedding)}"
         )
 
 
@@ -187,22 +177,16 @@ def time_lines(config: RunConfig, plan: Plan, *, tflops: float) -> Iterator[str]
 
 
 def method_lines(
-    config: RunConfig, found: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
+    config: RunConfig, estimated: Estimate, others: Mapping[str, RunConfig], *, heldout: int, tflops: float
 ) -> Iterator[str]:
     """Compare a run's cost with the cost of other methods at the same scale.
 
     Args:
-        found: estimate of the same config.
         others: the config with another method, by the method's name.
-        heldout: number of held-out prompts.
-        tflops: see `plan_of`.
-
-    Yields:
-        Lines of text.
     """
     rows = [("the run by other methods", "images scored", "an iteration", "GPU-hours")]
     for name, other in {"as configured": config, **others}.items():
-        counted = found if other is config else recounted(other, found)
+        counted = estimated if other is config else recounted(other, estimated)
         plan = plan_of(other, counted, heldout=heldout, tflops=tflops)
         scored, hours = f"{counted.evaluations.images:,}", f"{plan.gpu_hours:,.0f}"
         rows.append((f"  {name}", scored, f"{plan.iteration:,.1f} s", hours))
@@ -210,7 +194,7 @@ def method_lines(
 
 
 def difference_lines(config: RunConfig, name: str, other: RunConfig) -> Iterator[str]:
-    """List the keys in which a config differs from the same one with another method."""
+    """List the keys that another method changes in a config."""
     mine, theirs = config.flat_fields(), other.flat_fields()
     rows = [("key", "here", f"with method={name}")]
     rows += [
@@ -222,7 +206,7 @@ def difference_lines(config: RunConfig, name: str, other: RunConfig) -> Iterator
 
 
 def aligned(rows: Iterable[Sequence[str]], *, words: Collection[int] = (0,)) -> Iterator[str]:
-    """Write rows of cells as lines; the columns of numbers are aligned to the right, those in `words` to the left."""
+    """Write rows of cells as lines; the columns in `words` are aligned to the left, columns of numbers to the right."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -22,7 +22,7 @@ MEASURED = 16
 
 
 @dataclass(frozen=True)
-class Work:
+class ScoringCost:
     """What a scorer does for one image."""
 
     cpu_ms: float
@@ -31,22 +31,24 @@ class Work:
     """10^12 operations of its networks, by torch's count."""
 
 
-CLIP_L, CLIP_H = Work(3.5, 0.162), Work(3.5, 0.335)
+CLIP_L, CLIP_H = ScoringCost(3.5, 0.162), ScoringCost(3.5, 0.335)
 WORK = {
     "pickscore": CLIP_H,
     "hpsv2": CLIP_H,
     "clipscore": CLIP_L,
     "aesthetic": CLIP_L,
     "diversity": CLIP_L,
-    "geneval": Work(10.0, 0.449),  # Mask2Former at 800 pixels; colours, where a prompt asks for them, come on top
-    "ocr": Work(110.0),
+    "geneval": ScoringCost(
+        10.0, 0.449
+    ),  # Mask2Former at 800 pixels; colours, where a prompt asks for them, come on top
+    "ocr": ScoringCost(110.0),
 }
 """CPU milliseconds were measured on one core of a shared machine, operations were counted: see docs/rewards.md."""
 OWN = {"model", "detector", "detector_args", "engine", "engine_args"}
 """Arguments that choose what computes the scores."""
 
 
-def seconds_of(config: RunConfig, reward: RewardConfig, found: Estimate, *, tflops: float) -> float | None:
+def seconds_of(config: RunConfig, reward: RewardConfig, estimated: Estimate, *, tflops: float) -> float | None:
     """Estimate the seconds in which a reward's actors score the images of an iteration.
 
     Args:
@@ -59,28 +61,28 @@ def seconds_of(config: RunConfig, reward: RewardConfig, found: Estimate, *, tflo
     gpus = config.cluster.reward.gpus if reward.gpus is None else reward.gpus
     if work is None or _own_weights(reward) or (work.tflop and not gpus):
         return None
-    cpu_s = work.cpu_ms / 1e3 * found.image / IMAGE / reward.actors
+    cpu_s = work.cpu_ms / 1e3 * estimated.image / IMAGE / reward.actors
     gpu_s = 2 * work.tflop / tflops / min(reward.actors, math.ceil(config.reserved.get("GPU", 0.0)) or 1)
-    return found.evaluations.images * (cpu_s + gpu_s)
+    return estimated.evaluations.images * (cpu_s + gpu_s)
 
 
-def scoring_of(config: RunConfig, found: Estimate, *, tflops: float) -> dict[str, float | None]:
+def scoring_of(config: RunConfig, estimated: Estimate, *, tflops: float) -> dict[str, float | None]:
     """Estimate the seconds of scoring in an iteration, by reward that trains; None where the table holds none."""
     return {
-        name: seconds_of(config, reward, found, tflops=tflops)
+        name: seconds_of(config, reward, estimated, tflops=tflops)
         for name, reward in config.rewards.items()
         if reward.use == "train"
     }
 
 
-def measured_lines(config: RunConfig, found: Estimate) -> Iterator[str]:
+def measured_lines(config: RunConfig, estimated: Estimate) -> Iterator[str]:
     """Measure each scorer in this process with random images of the run's size and its first prompts.
 
     Raises:
         InputError: a prompt file or a scorer cannot be loaded.
     """
     prompts = read_prompts(config.data, config.data.train)
-    side = math.isqrt(found.image // 3)
+    side = math.isqrt(estimated.image // 3)
     height, width = config.model.height or side, config.model.width or side
     for name, reward in config.rewards.items():
         count = config.group.size if reward.sees == "group" else min(reward.batch, MEASURED)

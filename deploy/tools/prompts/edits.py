@@ -61,7 +61,7 @@ def gedit(folder: Path) -> tuple[Path, str]:
                 line = {"prompt": row["instruction"], "image": f"images/{language}/{key}", "tag": f"{language}/{task}"}
                 yield line, row["input_image_raw"]["bytes"]
 
-    known = f"the Arrow files' sha256 as the hub lists them; that of the list recorded in {GEDIT_FILES.name}.sha256"
+    known = f"the Arrow files' sha256 as the hub lists them; the list's sha256 recorded in {GEDIT_FILES.name}.sha256"
     return _made(folder, rows, known, clean="*.arrow")
 
 
@@ -84,7 +84,7 @@ def imgedit(folder: Path) -> tuple[Path, str]:
                 file = tar.extractfile(members[each["id"]])
                 yield line, file.read() if file else b""
 
-    known = "sha256 of the instructions as pinned; that of the images recorded in Benchmark.tar.sha256"
+    known = "sha256 of the instructions as pinned; the images' sha256 recorded in Benchmark.tar.sha256"
     return _made(folder, rows, known)
 
 

@@ -54,7 +54,7 @@ def fetch(source: Source, folder: Path) -> tuple[Path, str]:
 
 
 def _checked(source: Source, raw: Path, *, is_new: bool) -> str:
-    """Compare the content with the published hash, or with that of the first fetch, and remove a wrong file."""
+    """Compare the content with the published hash, or with the hash of the first fetch, and remove a wrong file."""
     sha256, record = sha256_of(raw), raw.with_name(f"{raw.name}.sha256")
     if source.sha256:
         wanted, got, kind = source.sha256, sha256, "sha256"

@@ -127,7 +127,7 @@ TASKS: Mapping[str, tuple[int, Make]] = {
     "position": (len(CLASSES) * (len(CLASSES) - 1) * len(RELATIONS), _position),
     "color_attr": (len(COLORED) * (len(COLORED) - 1) * len(COLORS) * (len(COLORS) - 1), _color_attr),
 }
-"""Each task's number of prompts, and how the one with an index is made."""
+"""Each task's number of prompts, and the function that makes a prompt from its index."""
 
 
 def _pair(index: int, things: tuple[str, ...]) -> tuple[str, str]:

@@ -137,7 +137,7 @@ GENEVAL_2_SCRIPT = Source(
 
 
 def fetch_set(
-    name: str, found: PromptSet, folder: Path, *, keys: Collection[str] = ("train", "heldout")
+    name: str, prompt_set: PromptSet, folder: Path, *, keys: Collection[str] = ("train", "heldout")
 ) -> Iterator[tuple[str, Path, str]]:
     """Make the prompt files of a set, from the cache or its addresses.
 
@@ -152,13 +152,13 @@ def fetch_set(
         PromptError: an address does not answer or sends something else.
         RunFolderError: the cache cannot be written.
     """
-    for key, source in (("train", found.train), ("heldout", found.heldout)):
+    for key, source in (("train", prompt_set.train), ("heldout", prompt_set.heldout)):
         if source is None or key not in keys:
             continue
         raw, known = fetch(source, folder / name)
         yield key, _as_prompts(source, raw, key), known
-    if found.make and "heldout" in keys:
-        yield "heldout", *found.make(folder / name)
+    if prompt_set.make and "heldout" in keys:
+        yield "heldout", *prompt_set.make(folder / name)
 
 
 def _as_prompts(source: Source, raw: Path, key: str) -> Path:

@@ -2,7 +2,7 @@
 
 Latents are [B, C, H, W] as everywhere; the transformer receives them packed, one token for each 2 x 2 block.
 Classifier-free guidance (`model.guidance` above 1) with a negative prompt is the pipeline's "true CFG". The tokens of a
-condition image follow those of the latents; their positions differ in the first number, which is 1.
+condition image follow the tokens of the latents; their positions differ in the first number, which is 1.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class FluxKontext(Flux):
 
     @classmethod
     def condition_size(cls, width: int, height: int, *, side: int, sizes: Sizes) -> tuple[int, int]:
-        """Return the size on which the model was trained whose ratio is nearest to that of the image's whole tokens."""
+        """Return the size among the model's training sizes whose ratio is nearest to the image's, in whole tokens."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
         ratio = sizes.whole(width) / sizes.whole(height)
@@ -136,7 +136,7 @@ def unpack(tokens: Float[Tensor, "B tokens channels"], *, height: int, width: in
 
 
 def _positions(first: int, shape: Sequence[int], device: torch.device) -> Float[Tensor, "tokens 3"]:
-    """Return (first, row, column) of every token of latents of a shape [B, C, H, W]."""
+    """Return (first, row, column) of every token; `shape` is [B, C, H, W] of the latents."""
     rows, columns = shape[2] // PACK, shape[3] // PACK
     grid = torch.full((rows, columns, 3), float(first), device=device)
     grid[..., 1] = torch.arange(rows, device=device)[:, None]

@@ -2,7 +2,7 @@
 
 Latents are the pipeline's packed ones, [B, 4 C, H / 2, W / 2], one token for each position. The VAE's batch norm
 normalises them; decoding undoes it. Guidance is classifier-free; the pipeline's own negative prompt is always "". The
-tokens of condition images follow those of the latents, each image in a frame of its own.
+tokens of condition images follow the tokens of the latents, each image in a frame of its own.
 """
 
 import math

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flow.models.backbones.flux import PackedBackbone, pack, unpack
-from flow.models.contract import EMBEDS, Conditioning, fitted
+from flow.models.contract import EMBEDS, Conditioning, with_length
 from flow.models.families import QWEN_IMAGE
 from flow.models.located import PACK
 from protocol.config.model import ModelConfig
@@ -57,11 +57,6 @@ class QwenImage(PackedBackbone):
     ) -> Float[Tensor, "B C H W"]:
         """Combine the two branches as in every family, then give every token the norm of the conditional branch.
 
-        Args:
-            without: v_u, of the negative prompt.
-            toward: v_c, of the prompt.
-            weight: w.
-
         Returns:
             v |v_c| / |v| with v = v_u + w (v_c - v_u) and the norms of each 2 x 2 block of latents.
         """
@@ -85,7 +80,7 @@ class QwenImage(PackedBackbone):
         count, _, height, width = latents.shape
         embeds, lengths = conditioning.tensors[EMBEDS], conditioning.lengths
         if self._config.compile:  # each length has its own graphs, so there are few of them: 64, 128, 256 ...
-            embeds = fitted(embeds, max(SHORTEST, 1 << (max(lengths) - 1).bit_length()))
+            embeds = with_length(embeds, max(SHORTEST, 1 << (max(lengths) - 1).bit_length()))
         mask = None
         if min(lengths) < embeds.shape[1]:
             positions = torch.arange(embeds.shape[1], device=latents.device)

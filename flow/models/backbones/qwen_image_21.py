@@ -1,8 +1,8 @@
 """The Qwen-Image-2.1 family, of 7 billion parameters. It is sampled without guidance; its prompts differ in length.
 
 Latents are [B, C, H, W] as everywhere; each is one token of the transformer, after the prompt's. A prompt's token
-attends to those before it, an image's to all, and a prompt is modulated as at sigma 0. The VAE is a video VAE with four
-channels, of which alpha is dropped.
+attends to the tokens before it, an image's token to all, and a prompt is modulated as at sigma 0. The VAE is a video
+VAE with four channels, of which alpha is dropped.
 """
 
 from functools import partial
@@ -108,7 +108,7 @@ def _forward(
         times = torch.cat([times, times.new_zeros(1)])  # the last one is the prompts'
     times = transformer.time_text_embed(times.to(hidden.dtype), hidden)
     rotations = _rotations(transformer.pos_embed, text, height, width, latents.device)
-    # A block's arguments; those of KV caches and of padding, and a mask for another kernel, are None.
+    # A block's arguments: None for KV caches, for padding, and for the mask of another kernel.
     others = transformer.modulation(times), rotations, None, is_image, None, None, None, [(0, text, True)]
     is_checkpointed = torch.is_grad_enabled() and transformer.gradient_checkpointing
     for block in transformer.transformer_blocks:

@@ -46,7 +46,7 @@ class QwenImageEdit(QwenImage):
         """Encode a prompt and its images together, then the latents of the images.
 
         Returns:
-            Embeddings [1, tokens, D] of text and images, without those of the template before them.
+            Embeddings [1, tokens, D] of text and images, without the template before them.
         """
         shown = [Image.fromarray(each) for each in images]
         words = "".join(cls.read_as.format(number) for number, _ in enumerate(shown, 1)) + text

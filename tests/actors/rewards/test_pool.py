@@ -126,7 +126,7 @@ class Crowd(Moody):
         return partly(darker, held.reasons, {"size": [len(images)] * len(images)})
 
 
-def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_config: Any, tmp_path: Path) -> None:
+async def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_config: Any, tmp_path: Path) -> None:
     """Four groups at once on two actors; one actor dies at the second group, and one image fails at first."""
     settings = {"scorer": f"{__name__}:Moody", "cpus": 0}
     crowd = settings | {"scorer": f"{__name__}:Crowd", "sees": "group", "actors": 2, "batch": 3, "batch_delay_s": 0.1}
@@ -137,21 +137,17 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
     )
     source = RewardPools(config, NODES, Silent())
     marks = [{}, {"once": str(tmp_path / "die"), "does": "die"}, {"once": str(tmp_path / "fail"), "does": "fail"}, {}]
-
-    async def scenario() -> list[Scores]:
-        reward = source.rewards["crowd"]
-        await reward.pool.start()
-        try:
-            asked = []
-            for group, mark in enumerate(marks):
-                images = np.zeros((5, 2, 2, 3), np.uint8)
-                images[:, 0, 0, 0] = [(3 * member + group) % 5 for member in range(5)]
-                asked.append(reward.score(ray.put(images), prompts_of([mark, {}, {}, {}, {}])))  # type: ignore[arg-type]
-            return await asyncio.gather(*asked)
-        finally:
-            reward.pool.stop()
-
-    answers = asyncio.run(asyncio.wait_for(scenario(), 120))
+    reward = source.rewards["crowd"]
+    await reward.pool.start()
+    try:
+        asked = []
+        for group, mark in enumerate(marks):
+            images = np.zeros((5, 2, 2, 3), np.uint8)
+            images[:, 0, 0, 0] = [(3 * member + group) % 5 for member in range(5)]
+            asked.append(reward.score(ray.put(images), prompts_of([mark, {}, {}, {}, {}])))  # type: ignore[arg-type]
+        answers = await asyncio.gather(*asked)
+    finally:
+        reward.pool.stop()
     for group, answer in enumerate(answers):
         assert answer.values.tolist() == [(3 * member + group) % 5 for member in range(5)]
         assert answer.components["size"].tolist() == [5.0] * 5
@@ -159,7 +155,7 @@ def test_groups_are_scored_whole_whatever_the_batch_and_whatever_dies(tiny_confi
 
 
 @pytest.mark.whole
-def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
+async def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     tiny_config: Any, tmp_path: Path
 ) -> None:
     """Three prompts of two images: at the second an actor dies, and of the third an image never has a score."""
@@ -170,16 +166,12 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
     images = np.zeros((6, 2, 2, 3), np.uint8)
     images[:, 0, 0, 0] = [1, 0, 0, 1, 1, 0]
     marks = [{}, {}, {"once": str(tmp_path / "die"), "does": "die"}, {}, {"never": "blurred"}, {}]
-
-    async def scenario() -> Scores:
-        reward = source.rewards["crowd"]
-        await reward.pool.start()
-        try:
-            return await reward.score(ray.put(images), prompts_of(marks, "ppqqrr"), group=2)  # type: ignore[arg-type]
-        finally:
-            reward.pool.stop()
-
-    answer = asyncio.run(asyncio.wait_for(scenario(), 120))
+    reward = source.rewards["crowd"]
+    await reward.pool.start()
+    try:
+        answer = await reward.score(ray.put(images), prompts_of(marks, "ppqqrr"), group=2)  # type: ignore[arg-type]
+    finally:
+        reward.pool.stop()
     np.testing.assert_array_equal(answer.values, np.array([1, 0, 0, 1, np.nan, 0], np.float32))
     np.testing.assert_array_equal(answer.components["size"], np.array([2, 2, 2, 2, np.nan, 2], np.float32))
     assert source.rewards["crowd"].retried == 2 + 2 * 2, "the images of a prompt are tried again together"
@@ -187,7 +179,7 @@ def test_an_evaluation_s_images_are_compared_prompt_by_prompt_on_several_actors(
 
 @pytest.mark.whole
 @pytest.mark.parametrize("on_failure", ["missing", "pause"])
-def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluation(
+async def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluation(
     tiny_config: Any, monkeypatch: pytest.MonkeyPatch, on_failure: str
 ) -> None:
     """Four prompts of two images through the port; the third always fails. Its retries wait behind all other groups."""
@@ -202,18 +194,14 @@ def test_a_prompt_that_a_group_s_scorer_cannot_judge_is_missing_from_the_evaluat
     images = np.zeros((8, 2, 2, 3), np.uint8)
     images[:, 0, 0, 0] = [1, 0] * 4
     marks: list[dict[str, Any]] = [{"never": "blurred"} if row in (4, 5) else {} for row in range(8)]
-
-    async def scenario() -> Scores:
+    for pool in source.pools.values():
+        await pool.start()
+    try:
+        asked = source.score_for_evaluation(ray.put(images), prompts_of(marks, "ppqqrrss"))
+        answer = await asyncio.wait_for(asked, 60)
+    finally:
         for pool in source.pools.values():
-            await pool.start()
-        try:
-            asked = source.score_for_evaluation(ray.put(images), prompts_of(marks, "ppqqrrss"))
-            return await asyncio.wait_for(asked, 60)
-        finally:
-            for pool in source.pools.values():
-                pool.stop()
-
-    answer = asyncio.run(scenario())
+            pool.stop()
     np.testing.assert_array_equal(answer.components["crowd"], np.array([1, 0, 1, 0, np.nan, np.nan, 1, 0], np.float32))
     np.testing.assert_array_equal(answer.components["crowd/size"], np.array([2] * 4 + [np.nan] * 2 + [2] * 2))
     reward = source.rewards["crowd"]
@@ -227,22 +215,19 @@ class Beside(Moody):
         return partly([row[0][0, 0, 0] for row in conditions], [""] * len(images))
 
 
-def test_condition_images_reach_the_scorer_by_their_files(tiny_config: Any, tmp_path: Path) -> None:
+async def test_condition_images_reach_the_scorer_by_their_files(tiny_config: Any, tmp_path: Path) -> None:
     for level in (5, 9):
         Image.fromarray(np.full((2, 3, 3), level, np.uint8)).save(tmp_path / f"{level}.png")
     prompts = [
         Prompt(index=0, text="p", conditions=(condition_of(tmp_path / f"{level}.png"),)) for level in (5, 9, 5, 5)
     ]
     source = pools(tiny_config, scorer=f"{__name__}:Beside", batch=3, tries=1)
-
-    async def scenario() -> Scores:
-        await source.pools["moody"].start()
-        try:
-            return await source.score_for_training(ray.put(np.zeros((4, 2, 2, 3), np.uint8)), prompts)  # type: ignore[arg-type]
-        finally:
-            source.pools["moody"].stop()
-
-    assert asyncio.run(asyncio.wait_for(scenario(), 120)).values.tolist() == [5, 9, 5, 5]
+    await source.pools["moody"].start()
+    try:
+        answer = await source.score_for_training(ray.put(np.zeros((4, 2, 2, 3), np.uint8)), prompts)  # type: ignore[arg-type]
+    finally:
+        source.pools["moody"].stop()
+    assert answer.values.tolist() == [5, 9, 5, 5]
 
 
 def test_what_stays_missing_is_masked_drops_its_group_or_ends_the_run(tiny_config: Any) -> None:
@@ -274,7 +259,7 @@ def test_a_scorer_that_raises_shows_its_line_and_its_traceback_is_in_the_log_of_
     assert not told_last.messages, "the error says it all"
 
 
-def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+async def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     needs = tmp_path / "up"
     source = pools(tiny_config, on_failure="pause", tries=1, args={"needs": str(needs)})
@@ -287,15 +272,12 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
         assert status.trouble == f"paused: {reason}"
         return reason
 
-    async def scenario() -> tuple[Scores, str]:
-        await source.pools["moody"].start()
-        try:
-            images = ray.put(np.full((3, 2, 2, 3), 7, np.uint8))
-            return await asyncio.gather(source.score_for_training(images, prompts_of([{}] * 3)), mend())  # type: ignore[return-value]
-        finally:
-            source.pools["moody"].stop()
-
-    scores, reason = asyncio.run(asyncio.wait_for(scenario(), 300))
+    await source.pools["moody"].start()
+    try:
+        images = ray.put(np.full((3, 2, 2, 3), 7, np.uint8))
+        scores, reason = await asyncio.gather(source.score_for_training(images, prompts_of([{}] * 3)), mend())  # type: ignore[return-value]
+    finally:
+        source.pools["moody"].stop()
     assert scores.values.tolist() == [7, 7, 7]
     assert reason.startswith("moody: ConnectionError: down (test_pool.py, line ")
     reward = source.rewards["moody"]
@@ -304,31 +286,9 @@ def test_a_paused_reward_says_why_and_goes_on_by_itself(tiny_config: Any, tmp_pa
 
 
 @pytest.mark.whole
-def test_what_a_working_scorer_cannot_judge_is_missing_and_pauses_nothing(tiny_config: Any, monkeypatch) -> None:
-    monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
-    source = pools(tiny_config, on_failure="pause", tries=1)
-
-    async def scenario() -> tuple[Scores, list[Scores]]:
-        await source.pools["moody"].start()
-        try:
-            images = ray.put(np.full((2, 2, 2, 3), 7, np.uint8))
-            refused = asyncio.ensure_future(source.score_for_training(images, prompts_of([{"never": "not that"}] * 2)))
-            others = []
-            while not refused.done():
-                others.append(await source.score_for_training(images, prompts_of([{}] * 2)))
-            return await refused, others
-        finally:
-            source.pools["moody"].stop()
-
-    refused, others = asyncio.run(asyncio.wait_for(scenario(), 300))
-    assert not refused.valid.any() and set(refused.reasons) == {"not that"}
-    assert all(scores.valid.all() for scores in others)
-    reward = source.rewards["moody"]
-    assert (reward.missing, reward.paused_because) == (2, "") and reward.paused_s > 0
-
-
-@pytest.mark.whole
-def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: Any, tmp_path: Path, monkeypatch) -> None:
+async def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(
+    tiny_config: Any, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(reward_pool, "PAUSE_S", (0.2, 0.2))
     door, knock = tmp_path / "door", tmp_path / "door.knock"
     door.touch()
@@ -339,26 +299,22 @@ def test_a_size_desired_while_a_paused_pool_is_made_anew_is_kept(tiny_config: An
         cluster={"max_restarts": 0},
     )
     source = RewardPools(config, NODES, Silent())
-
-    async def scenario() -> tuple[Scores, int]:
-        first = source.pools["moody"]
-        await first.start()
-        door.unlink()
-        knock.unlink()
-        images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
-        scoring = asyncio.ensure_future(
-            source.score_for_training(images, prompts_of([{"once": str(tmp_path / "die"), "does": "die"}]))
-        )
-        while not knock.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        first.scale(3)
-        door.touch()
-        try:
-            return await scoring, source.pools["moody"].desired
-        finally:
-            source.pools["moody"].stop()
-
-    scores, desired = asyncio.run(asyncio.wait_for(scenario(), 300))
+    first = source.pools["moody"]
+    await first.start()
+    door.unlink()
+    knock.unlink()
+    images = ray.put(np.full((1, 2, 2, 3), 5, np.uint8))
+    scoring = asyncio.ensure_future(
+        source.score_for_training(images, prompts_of([{"once": str(tmp_path / "die"), "does": "die"}]))
+    )
+    while not knock.exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    first.scale(3)
+    door.touch()
+    try:
+        scores, desired = await scoring, source.pools["moody"].desired
+    finally:
+        source.pools["moody"].stop()
     assert scores.values.tolist() == [5]
     assert desired == 3
 
@@ -377,17 +333,13 @@ def test_a_paused_reward_whose_pool_was_used_up_gets_a_new_one(tiny_config: Any,
     assert source.rewards["moody"].queue.failed_calls == 1
 
 
-def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:
+async def test_a_runtime_environment_is_the_actors_own_and_checks_prompts_there(tiny_config: Any) -> None:
     source = pools(tiny_config, runtime_env={"env_vars": {"MOODY_HATES": "poems"}}, resources={"ocr_node": 1}, actors=1)
-
-    async def scenario() -> None:
-        await source.pools["moody"].start()
-        try:
-            await source.check([Prompt(index=0, text="a cat")])
-            with pytest.raises(InputError, match="prompt line 3: hated"):
-                await source.check([Prompt(index=2, text="poems")])
-        finally:
-            source.pools["moody"].stop()
-
     assert "MOODY_HATES" not in os.environ
-    asyncio.run(asyncio.wait_for(scenario(), 300))
+    await source.pools["moody"].start()
+    try:
+        await source.check([Prompt(index=0, text="a cat")])
+        with pytest.raises(InputError, match="prompt line 3: hated"):
+            await source.check([Prompt(index=2, text="poems")])
+    finally:
+        source.pools["moody"].stop()

@@ -52,7 +52,7 @@ class Desk:
         return scored(images)
 
     def queue(self, **settings: Any) -> RewardQueue:
-        return RewardQueue(**({"batch": 4, "delay_s": 0.0} | settings), call=self.call, ask=self.ask)
+        return RewardQueue(**({"batch": 4, "delay_s": 0.0} | settings), call=self.call, score_pieces=self.ask)
 
 
 def request(*numbers: int) -> tuple[np.ndarray, Piece]:
@@ -65,23 +65,17 @@ async def all_of(queue: RewardQueue, *requests: tuple[np.ndarray, Piece], **opti
     return [answer.values.tolist() for answer in answers]
 
 
-def test_what_waits_is_joined_and_what_is_large_is_cut_and_every_answer_finds_its_asker() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        answers = await all_of(desk.queue(), request(1), request(2, 3), request(4, 5, 6, 7, 8, 9), request(10))
-        assert answers == [[1], [2, 3], [4, 5, 6, 7, 8, 9], [10]]
-        assert desk.asked == [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-
-    asyncio.run(scenario())
+async def test_what_waits_is_joined_and_what_is_large_is_cut_and_every_answer_finds_its_asker() -> None:
+    desk = Desk()
+    answers = await all_of(desk.queue(), request(1), request(2, 3), request(4, 5, 6, 7, 8, 9), request(10))
+    assert answers == [[1], [2, 3], [4, 5, 6, 7, 8, 9], [10]]
+    assert desk.asked == [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_two_actors_work_at_once_and_none_waits_while_there_is_work() -> None:
-    async def scenario() -> None:
-        desk = Desk(size=2)
-        await all_of(desk.queue(), *(request(*range(4)) for _ in range(6)))
-        assert desk.most_at_once == 2 and len(desk.asked) == 6
-
-    asyncio.run(scenario())
+async def test_two_actors_work_at_once_and_none_waits_while_there_is_work() -> None:
+    desk = Desk(size=2)
+    await all_of(desk.queue(), *(request(*range(4)) for _ in range(6)))
+    assert desk.most_at_once == 2 and len(desk.asked) == 6
 
 
 def test_an_idle_actor_waits_for_a_full_batch_no_longer_than_the_delay() -> None:
@@ -103,20 +97,17 @@ def test_an_idle_actor_waits_for_a_full_batch_no_longer_than_the_delay() -> None
     run_at_once(scenario())
 
 
-def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:
-    async def scenario() -> None:
-        desk = Desk(losing=[0])
-        queue = desk.queue()
-        first, second = await asyncio.gather(queue.score(*request(1, 2, 3, 4)), queue.score(*request(5)))
-        assert not first.valid.any() and first.reasons[0] == "reward actor failed: gone"
-        assert second.values.tolist() == [5]
-        assert (len(desk.asked), queue.failed_calls, queue.waiting) == (2, 1, 0)
-
-    asyncio.run(scenario())
+async def test_a_failed_call_is_missing_for_its_askers_and_the_others_are_answered() -> None:
+    desk = Desk(losing=[0])
+    queue = desk.queue()
+    first, second = await asyncio.gather(queue.score(*request(1, 2, 3, 4)), queue.score(*request(5)))
+    assert not first.valid.any() and first.reasons[0] == "reward actor failed: gone"
+    assert second.values.tolist() == [5]
+    assert (len(desk.asked), queue.failed_calls, queue.waiting) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])
-def test_pieces_of_a_call_that_a_dead_actor_held_ahead_wait_again_and_lose_no_try(is_told_first: bool) -> None:
+async def test_pieces_of_a_call_that_a_dead_actor_held_ahead_wait_again_and_lose_no_try(is_told_first: bool) -> None:
     class Ahead(Desk):
         """Its first call is held ahead by an actor that dies: the pool cancels the call, or the call sees it first."""
 
@@ -140,70 +131,52 @@ def test_pieces_of_a_call_that_a_dead_actor_held_ahead_wait_again_and_lose_no_tr
                 raise ActorFailedError("gone")
             return scores
 
-    async def scenario() -> None:
-        desk = Ahead()
-        queue = desk.queue()
-        first, second = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3, 4, 5)))
-        assert [first.values.tolist(), second.values.tolist()] == [[1, 2], [3, 4, 5]]
-        assert len(desk.asked) == 3 and queue.failed_calls == 0
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    desk = Ahead()
+    queue = desk.queue()
+    first, second = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3, 4, 5)))
+    assert [first.values.tolist(), second.values.tolist()] == [[1, 2], [3, 4, 5]]
+    assert len(desk.asked) == 3 and queue.failed_calls == 0
 
 
-def test_what_was_lost_once_shares_no_further_call() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        queue = desk.queue()
-        await asyncio.gather(
-            queue.score(*request(1)),
-            queue.score(*request(2), is_alone=True),
-            queue.score(*request(3)),
-            queue.score(*request(4)),
-        )
-        assert desk.asked == [[1], [2], [3, 4]]
-
-    asyncio.run(scenario())
+async def test_what_was_lost_once_shares_no_further_call() -> None:
+    desk = Desk()
+    queue = desk.queue()
+    await asyncio.gather(
+        queue.score(*request(1)),
+        queue.score(*request(2), is_alone=True),
+        queue.score(*request(3)),
+        queue.score(*request(4)),
+    )
+    assert desk.asked == [[1], [2], [3, 4]]
 
 
-def test_a_pool_that_is_gone_leaves_everybody_missing_with_its_reason() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        desk.is_gone = True
-        queue = desk.queue()
-        answers = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3)))
-        assert all(not answer.valid.any() and answer.reasons[0] == "used up its restarts" for answer in answers)
-
-    asyncio.run(scenario())
+async def test_a_pool_that_is_gone_leaves_everybody_missing_with_its_reason() -> None:
+    desk = Desk()
+    desk.is_gone = True
+    queue = desk.queue()
+    answers = await asyncio.gather(queue.score(*request(1, 2)), queue.score(*request(3)))
+    assert all(not answer.valid.any() and answer.reasons[0] == "used up its restarts" for answer in answers)
 
 
-def test_losing_every_actor_of_a_call_ends_and_does_not_hang() -> None:
-    async def scenario() -> None:
-        desk = Desk(losing=range(1000))
-        answers = await asyncio.gather(*(desk.queue().score(*request(*range(9))) for _ in range(3)))
-        assert all(not answer.valid.any() for answer in answers)
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+async def test_losing_every_actor_of_a_call_ends_and_does_not_hang() -> None:
+    desk = Desk(losing=range(1000))
+    answers = await asyncio.gather(*(desk.queue().score(*request(*range(9))) for _ in range(3)))
+    assert all(not answer.valid.any() for answer in answers)
 
 
-def test_a_broken_contract_reaches_those_who_asked() -> None:
-    async def scenario() -> None:
-        queue = Desk(error=ContractError("scorer x: rule")).queue()
-        with pytest.raises(ContractError, match="scorer x: rule"):
-            await queue.score(*request(1))
-
-    asyncio.run(scenario())
+async def test_a_broken_contract_reaches_those_who_asked() -> None:
+    queue = Desk(error=ContractError("scorer x: rule")).queue()
+    with pytest.raises(ContractError, match="scorer x: rule"):
+        await queue.score(*request(1))
 
 
-def test_pieces_whose_asker_has_gone_are_not_scored() -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        queue = desk.queue()
-        first = asyncio.ensure_future(queue.score(*request(1, 2, 3, 4)))
-        second = asyncio.ensure_future(queue.score(*request(5)))
-        await asyncio.sleep(0.001)
-        second.cancel()
-        third = await queue.score(*request(6))
-        assert third.values.tolist() == [6] and (await first).values.tolist() == [1, 2, 3, 4]
-        assert [5] not in desk.asked and all(5 not in call for call in desk.asked)
-
-    asyncio.run(scenario())
+async def test_pieces_whose_asker_has_gone_are_not_scored() -> None:
+    desk = Desk()
+    queue = desk.queue()
+    first = asyncio.ensure_future(queue.score(*request(1, 2, 3, 4)))
+    second = asyncio.ensure_future(queue.score(*request(5)))
+    await asyncio.sleep(0.001)
+    second.cancel()
+    third = await queue.score(*request(6))
+    assert third.values.tolist() == [6] and (await first).values.tolist() == [1, 2, 3, 4]
+    assert [5] not in desk.asked and all(5 not in call for call in desk.asked)

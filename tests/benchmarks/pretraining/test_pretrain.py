@@ -22,6 +22,7 @@ def run(folder: Path, console: Console) -> dict[str, torch.Tensor]:
     return {f"{path.relative_to(folder)}:{name}": value for path in files for name, value in load_file(path).items()}
 
 
+@pytest.mark.whole
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SAVE_EVERY_S", 0.0)
     whole = run(tmp_path / "whole", Console(quiet=True))

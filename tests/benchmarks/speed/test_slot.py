@@ -14,8 +14,8 @@ from tests.support.scenes import long_scene
 from tests.support.worlds.bare import bare_environment
 
 TINY = ("--device", "cpu", "--tiny")
-ELSEWHERE = {"compiled", "exactness"}
-"""What `tests/gpu` rehearses, and what differs in one option only."""
+ELSEWHERE = {"compiled", "tuned", "exactness"}
+"""What `tests/gpu` rehearses, and what differs in options only."""
 
 
 def results(file: Path) -> dict[str, dict[str, Any]]:
@@ -32,6 +32,7 @@ def test_a_part_is_left_out_where_too_little_time_is_left(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.whole
 def test_a_part_that_is_stopped_or_fails_says_so(tmp_path: Path) -> None:
     found = measured(Part("kernels:ceilings", 60, ""), TINY, limit=0.1, log=tmp_path / "log")
     assert (found["error"], found["figures"]) == ("stopped after 0.1 s", {})
@@ -59,7 +60,7 @@ def require_measured(names: list[str], python: Path, file: Path) -> None:
     log = file.with_suffix(".log").read_text()
     assert {name: line.get("error", "left out") for name, line in found.items()} == dict.fromkeys(names), log
     # These have no kernel on a CPU; every other measurement must be one.
-    lacking = ("cuDNN", "efficient", "flex")
+    lacking = ("cuDNN", "FlashAttention-3", "efficient", "flex")
     failed = {f"{name}: {key}" for name, line in found.items() for key in line["figures"] if key.endswith(", error")}
     assert all(key.removeprefix("attention: ").startswith(lacking) for key in failed), failed
 

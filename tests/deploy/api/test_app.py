@@ -24,7 +24,7 @@ from redis import Redis
 
 from deploy.api.auth import Access, is_loopback, read_token
 from deploy.api.cache import FRESH_S
-from deploy.api.middleware import Guard
+from deploy.api.middleware import RequestGuard
 from deploy.api.problems import Problem
 from deploy.api.prometheus import exposition
 from deploy.api.serve import listen
@@ -143,7 +143,7 @@ async def served(error: Exception) -> None:
         raise error
 
     scope = {"type": "http", "path": "/runs/alive/events", "headers": []}
-    await Guard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
+    await RequestGuard(application, max_body_bytes=1, bodies_held=1)(scope, None, None)  # type: ignore[arg-type]
 
 
 def test_a_reader_of_events_who_leaves_is_no_error_and_anything_else_is():
@@ -220,14 +220,11 @@ def test_a_queue_that_is_full_says_so(client):
     assert "at most 50 commands may wait" in answers[-1].json()["detail"]
 
 
-def test_foreign_values_of_one_run_hide_no_other(client, board_url):
-    async def spoil() -> None:
-        board = Board(board_url)
-        for run in ("broken", "strange"):
-            await board.write(Update(a_status(run), LINES), keep_s=3600)
-        await board.close()
-
-    asyncio.run(spoil())
+async def test_foreign_values_of_one_run_hide_no_other(client, board_url):
+    board = Board(board_url)
+    for run in ("broken", "strange"):
+        await board.write(Update(a_status(run), LINES), keep_s=3600)
+    await board.close()
     keys = Redis.from_url(board_url)
     keys.set("flowcredit:run:broken:status", b"\xff")
     keys.delete("flowcredit:run:strange:metrics")
@@ -264,20 +261,16 @@ def test_a_server_on_any_loopback_address_knows_itself(tmp_path, serve):
     process.wait(PATIENCE_S)
 
 
-def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_url):
+async def test_a_desired_size_is_accepted_and_its_outcome_can_be_read(client, board_url):
     answer = client.put("/runs/alive/actors/reward/geneval", json={"count": 3}, headers=AUTHORISED)
     assert answer.status_code == 202
     assert answer.json()["state"] == "accepted"
     index = answer.headers["location"]
     assert client.get(index).json()["count"] == 3
-
-    async def carry_out() -> None:
-        board = Board(board_url)
-        command = Command.model_validate(answer.json()).model_copy(update={"state": "done", "finished": time.time()})
-        await board.write(Update(a_status("alive"), commands=[command]), keep_s=3600)
-        await board.close()
-
-    asyncio.run(carry_out())
+    board = Board(board_url)
+    command = Command.model_validate(answer.json()).model_copy(update={"state": "done", "finished": time.time()})
+    await board.write(Update(a_status("alive"), commands=[command]), keep_s=3600)
+    await board.close()
     assert client.get(index).json()["state"] == "done"
 
 
@@ -360,11 +353,7 @@ def test_a_server_without_a_token_controls_nothing(board_url, living, serve):
     process.wait(PATIENCE_S)
 
 
-def test_a_server_that_others_can_reach_shows_nothing_without_the_token(board_url, living, tmp_path):
-    words = [sys.executable, "-m", "flowcredit", "serve", board_url, "--host", "0.0.0.0"]
-    refused = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2
-    assert "is open to other machines and needs a token" in refused.stderr
+def test_a_server_that_others_can_reach_shows_nothing_without_the_token(tmp_path):
     access = Access(host="192.0.2.1", token=TOKEN)
     assert access.to_read
     assert not Access(host="127.0.0.1", token=TOKEN).to_read

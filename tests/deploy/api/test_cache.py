@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -123,48 +122,39 @@ def test_silence_is_told_by_the_newest_reading_whoever_polls_what(steps: list[tu
 
 
 @pytest.mark.parametrize("ask", ["runs", "status"])
-def test_of_requests_after_a_quiet_time_none_is_answered_with_the_last_time_s_reading(ask: str) -> None:
-    async def scenario() -> list[RunStatus]:
-        world = World()
-        cache = StatusCache(world, lambda: world.now)
+async def test_of_requests_after_a_quiet_time_none_is_answered_with_the_last_time_s_reading(ask: str) -> None:
+    world = World()
+    cache = StatusCache(world, lambda: world.now)
 
-        async def read() -> RunStatus:
-            return (await cache.runs())[0] if ask == "runs" else await cache.status("a")
+    async def read() -> RunStatus:
+        return (await cache.runs())[0] if ask == "runs" else await cache.status("a")
 
-        await read()
-        world.now = world.heard["a"] = 1080.0
-        return await asyncio.gather(read(), read(), read())
-
-    found = asyncio.run(scenario())
+    await read()
+    world.now = world.heard["a"] = 1080.0
+    found = await asyncio.gather(read(), read(), read())
     assert [(status.stale_since, status.updated) for status in found] == [(None, 1080.0)] * 3
 
 
-def test_one_silence_has_one_beginning() -> None:
-    async def scenario() -> set[Any]:
-        world = World()
-        cache = StatusCache(world, lambda: world.now)
-        seen = set()
-        for second in range(10, 16):
-            world.now = second + 0.01 * (second % 3)
-            seen |= {(await cache.status("a")).stale_since, (await cache.runs())[0].stale_since}
-        return seen
-
-    assert len(asyncio.run(scenario())) == 1
+async def test_one_silence_has_one_beginning() -> None:
+    world = World()
+    cache = StatusCache(world, lambda: world.now)
+    seen = set()
+    for second in range(10, 16):
+        world.now = second + 0.01 * (second % 3)
+        seen |= {(await cache.status("a")).stale_since, (await cache.runs())[0].stale_since}
+    assert len(seen) == 1
 
 
-def test_a_board_that_is_away_and_a_value_that_cannot_be_read_are_told_from_a_silent_run() -> None:
-    async def scenario() -> None:
-        world = World()
-        cache = StatusCache(world, lambda: world.now)
+async def test_a_board_that_is_away_and_a_value_that_cannot_be_read_are_told_from_a_silent_run() -> None:
+    world = World()
+    cache = StatusCache(world, lambda: world.now)
+    await cache.status("a", must_answer=True)
+    world.is_away, world.now = True, 60.0
+    assert (await cache.status("a")).stale_since is not None
+    with pytest.raises(BoardError, match="away"):
         await cache.status("a", must_answer=True)
-        world.is_away, world.now = True, 60.0
-        assert (await cache.status("a")).stale_since is not None
-        with pytest.raises(BoardError, match="away"):
-            await cache.status("a", must_answer=True)
-        world.is_away, world.damaged, world.now = False, {"a"}, 61.0
-        with pytest.raises(DamagedError, match="run a on the board cannot be read"):
-            await cache.status("a")
-        with pytest.raises(Problem, match="no such run"):
-            await cache.status("c")
-
-    asyncio.run(scenario())
+    world.is_away, world.damaged, world.now = False, {"a"}, 61.0
+    with pytest.raises(DamagedError, match="run a on the board cannot be read"):
+        await cache.status("a")
+    with pytest.raises(Problem, match="no such run"):
+        await cache.status("c")

@@ -182,7 +182,7 @@ def slow_body(url: str, path: str, *headers: str) -> socket.socket:
 def test_a_peer_with_600_slow_bodies_keeps_nobody_away(service, path, health, authorisation, tmp_path) -> None:
     access = Access(host="127.0.0.1", token=TOKEN)
     app = make_app(FolderSource(tmp_path), access) if service == "status" else make_reward_app({}, access)
-    with ExitStack() as held, reward_service(app) as url:
+    with reward_service(app) as url, ExitStack() as held:  # the connections end first: a server waits for them
         for _ in range(600):
             held.enter_context(slow_body(url, path, *authorisation))
         seconds = []
@@ -204,7 +204,7 @@ def test_bodies_of_a_client_have_a_bound_and_only_a_named_proxy_tells_who_it_is(
     """`PEER_BODIES` bodies of one client, then one of another."""
     app = make_app(FolderSource(tmp_path), Access(host="127.0.0.1", token=TOKEN))
     words = ("/runs/a/commands", f"Authorization: Bearer {TOKEN}")
-    with ExitStack() as held, reward_service(app, proxies=proxies) as url:
+    with reward_service(app, proxies=proxies) as url, ExitStack() as held:
 
         def begun(client: str) -> socket.socket:
             return held.enter_context(slow_body(url, *words, f"X-Forwarded-For: {client}"))

@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from deploy.api import folder_source
 from deploy.api.folder_source import FolderSource
 from deploy.board.board import Board, Update
-from deploy.board.embedded import BoardServer
 from deploy.folder.names import CONFIG, METRICS, STATUS
 from deploy.folder.read import StatusFile
 from protocol.commands import Command, new_command
@@ -70,20 +69,17 @@ def test_a_killed_run_is_not_heard_of_and_shows_what_its_metrics_say(make, tmp_p
     assert status.stale_since == status.updated, "nobody holds the folder's lease"
     assert (status.phase, status.iteration, status.lines) == ("running", 2, 2)
     with pytest.raises(BoardError, match="it takes no commands"):
-        asyncio.run(FolderSource(tmp_path / "runs").ask("killed", new_command("stop")))
+        asyncio.run(FolderSource(tmp_path / "runs").send("killed", new_command("stop")))
 
 
 @pytest.mark.parametrize("way", ["through a link", "from inside"])
-def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypatch, way: str):
+async def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypatch, way: str):
     folder = make("mine", iterations=9)
     (tmp_path / "another-name").symlink_to(folder)
     monkeypatch.chdir(folder)
     path = tmp_path / "another-name" if way == "through a link" else Path(".")
-    server = BoardServer(folder)
-    server.start()
-
-    async def asked() -> tuple[RunStatus | None, list[MetricLine], Command | None]:
-        source, board = FolderSource(path), Board(server.url)
+    with board_of("valkey", folder) as url:
+        source, board = FolderSource(path), Board(url)
         await answering(board)
         now = time.time()
         status = RunStatus(
@@ -92,20 +88,13 @@ def test_a_live_run_is_found_by_any_path_to_its_folder(make, tmp_path, monkeypat
         await board.write(Update(status, lines=[MetricLine(seq=1, values={"reward/mean": 0.75})]), keep_s=60)
         (name,) = [found.run for found in await source.runs()]
         command = new_command("pause")
-        await source.ask(name, command)
-        answers = await source.status(name), await source.lines(name, since=0, limit=9)
-        found = await source.command(name, command.id)
+        await source.send(name, command)
+        found = await source.status(name)
+        assert found is not None and found.phase == "running"
+        assert [line.values["reward/mean"] for line in await source.lines(name, since=0, limit=9)] == [0.75]
+        assert await source.command(name, command.id) is not None, "a command reaches the run"
         await board.close()
         await source.close()
-        return *answers, found
-
-    try:
-        status, lines, command = asyncio.run(asked())
-    finally:
-        server.stop()
-    assert status is not None and status.phase == "running"
-    assert [line.values["reward/mean"] for line in lines] == [0.75]
-    assert command is not None, "a command reaches the run"
 
 
 def test_the_list_of_ended_runs_reads_the_end_of_their_metrics_only(make, tmp_path):
@@ -166,15 +155,12 @@ def test_names_that_would_be_equal_are_told_apart(make, tmp_path):
     assert again == held.keys() | {"a-b"}, "names stay"
 
 
-def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_path, monkeypatch):
+async def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_source, "SCAN_S", 0.0)
     make("stays")
     folder = make("goes")
-    server = BoardServer(folder)
-    server.start()
-
-    async def connections() -> int:
-        source, board, client = FolderSource(tmp_path / "runs"), Board(server.url), Redis.from_url(server.url)
+    with board_of("valkey", folder) as url:
+        source, board, client = FolderSource(tmp_path / "runs"), Board(url), Redis.from_url(url)
         await answering(board)
         await board.close()
 
@@ -183,18 +169,12 @@ def test_connections_to_boards_of_folders_that_are_gone_are_closed(make, tmp_pat
 
         await until(is_alone)  # the server sees it a moment later
         await source.runs()
-        live = len(await client.client_list())
+        assert len(await client.client_list()) == 2
         folder.rename(tmp_path / "elsewhere")
         await source.runs()
         await until(is_alone)
         await source.close()
         await client.aclose()
-        return live
-
-    try:
-        assert asyncio.run(connections()) == 2
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("name", ["mine", "d" * 90], ids=["socket in its folder", "socket elsewhere"])
@@ -213,7 +193,7 @@ def test_a_folder_that_was_moved_is_not_the_run_where_it_was(make, tmp_path, nam
         here, there = FolderSource(folder.parent), FolderSource(moved.parent)
         statuses = await here.status(name), await there.status(name)
         with pytest.raises(BoardError, match="takes no commands"):
-            await there.ask(name, new_command("stop"))
+            await there.send(name, new_command("stop"))
         asked = (await board.write(Update(newer), keep_s=1000)).asked
         for each in (here, there, board):
             await each.close()

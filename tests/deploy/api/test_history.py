@@ -102,7 +102,7 @@ def test_the_axis_may_be_training_seconds_without_evaluations(client, folder):
     assert found["x"][found["series"]["evaluation/score"]["x"]][0] == 0
 
 
-def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_once():
+async def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_once():
     asked = []
     values = {f"step_reward/step_{step}_abs_mean": 0.123456789 for step in range(28)} | {"reward/mean": 0.5}
     lines = [MetricLine(seq=n, values={"iteration": n, **values}) for n in range(1, 5001)]
@@ -112,22 +112,18 @@ def test_an_answer_of_28_steps_and_5000_iterations_is_small_and_reads_each_line_
             asked.append(since)
             return lines[since : since + limit]
 
-    async def go() -> list[int]:
-        cache = CurveCache(Source(Path()))
-        sizes = []
-        for known in (4999, 4999, 5000):
-            status = a_status("one", lines=known)
-            sizes.append(len((await cache.curves(status, ["*"])).model_dump_json(exclude_none=True)))
-        again = a_status("one", session="another", lines=3)
-        assert (await cache.curves(again, ["reward/mean"])).lines == 3, "another session begins again"
-        return sizes
-
-    sizes = asyncio.run(go())
+    cache = CurveCache(Source(Path()))
+    sizes = []
+    for known in (4999, 4999, 5000):
+        status = a_status("one", lines=known)
+        sizes.append(len((await cache.curves(status, ["*"])).model_dump_json(exclude_none=True)))
+    again = a_status("one", session="another", lines=3)
+    assert (await cache.curves(again, ["reward/mean"])).lines == 3, "another session begins again"
     assert max(sizes) < 300_000
     assert asked == [0, 1000, 2000, 3000, 4000, 4999, 0]
 
 
-def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
+async def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
     """One request draws the columns in a thread while the next ones have new lines to add."""
     values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
 
@@ -137,16 +133,14 @@ def test_curves_of_a_run_that_grows_under_many_requests_are_whole():
                 MetricLine(seq=seq, values={"iteration": seq, **values}) for seq in range(since + 1, since + limit + 1)
             ]
 
-    async def asked() -> list[tuple[int, set[int]]]:
-        cache = CurveCache(Source(Path()))
-        statuses = [a_status("mine", lines=1000 + more) for more in range(30)]
-        found = await asyncio.gather(*(cache.curves(status, ["step_reward/"], points=10_000) for status in statuses))
-        return [(each.lines, {len(each.x[series.x]) for series in each.series.values()}) for each in found]
-
-    assert asyncio.run(asked()) == [(1000 + more, {1000 + more}) for more in range(30)]
+    cache = CurveCache(Source(Path()))
+    statuses = [a_status("mine", lines=1000 + more) for more in range(30)]
+    found = await asyncio.gather(*(cache.curves(status, ["step_reward/"], points=10_000) for status in statuses))
+    held = [(each.lines, {len(each.x[series.x]) for series in each.series.values()}) for each in found]
+    assert held == [(1000 + more, {1000 + more}) for more in range(30)]
 
 
-def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
+async def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
     monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
     read = []
 
@@ -155,12 +149,9 @@ def test_runs_beyond_the_last_few_are_forgotten(monkeypatch):
             read.append(run)
             return [MetricLine(seq=1, values={"iteration": 1, "reward/mean": 0.5})]
 
-    async def go() -> None:
-        cache = CurveCache(Source(Path()))
-        for run in ("one", "two", "two", "one"):
-            assert (await cache.curves(a_status(run, lines=1), ["reward/*"])).series["reward/mean"].y == [0.5]
-
-    asyncio.run(go())
+    cache = CurveCache(Source(Path()))
+    for run in ("one", "two", "two", "one"):
+        assert (await cache.curves(a_status(run, lines=1), ["reward/*"])).series["reward/mean"].y == [0.5]
     assert read == ["one", "two", "one"]
 
 
@@ -273,7 +264,7 @@ def test_a_file_that_grows_while_it_is_downloaded_arrives_as_it_was(client, fold
     assert b"".join(arrived) == held
 
 
-def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
+async def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
     """A run's columns may be dropped while requests for it wait."""
     monkeypatch.setattr(curves_module, "RUNS_HELD", 1)
     values = {f"step_reward/step_{step}_abs_mean": 0.5 for step in range(20)}
@@ -295,11 +286,8 @@ def test_curves_of_more_runs_than_are_held_are_whole(monkeypatch):
             whole |= {len(found.x[series.x]) == found.lines for series in found.series.values()}
         return whole
 
-    async def asked() -> set[bool]:
-        cache = CurveCache(Source(Path()))
-        return set().union(*await asyncio.gather(*(window(cache) for _ in range(6))))
-
-    assert asyncio.run(asked()) == {True}
+    cache = CurveCache(Source(Path()))
+    assert set().union(*await asyncio.gather(*(window(cache) for _ in range(6)))) == {True}
 
 
 def test_the_adapter_is_that_of_the_newest_whole_checkpoint(tmp_path):

@@ -56,86 +56,74 @@ def prefix(request: pytest.FixtureRequest) -> str:
     return f"{request.node.name}:"
 
 
-def test_what_a_run_writes_is_read_back(url, prefix):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        held = await board.newest("mine")
-        assert (held.session, held.line, held.event, held.trajectories) == (None, 0, 0, set())
-        event = Event(number=1, time=2.0, kind="info", message="begins")
-        wrote = status(trajectories=[3])
-        await board.write(Update(wrote, [line(1), line(2)], [event], [record(3)]), keep_s=KEEP_S)
-        quiet = {"silent_s": None}
-        assert (await known(board)).model_copy(update=quiet) == wrote
-        assert [held.model_copy(update=quiet) for held in await board.runs()] == [wrote]
-        assert await board.lines("mine", since=1, limit=10) == [line(2)]
-        assert await board.events("mine", since=0, limit=10) == [event]
-        assert await board.record("mine", 3) == record(3)
-        assert await board.record("mine", 4) is None
-        assert await board.status("other") is None
-        held = await board.newest("mine")
-        assert (held.session, held.line, held.event, held.trajectories) == ("s1", 2, 1, {3})
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_what_a_run_writes_is_read_back(url, prefix):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    held = await board.newest("mine")
+    assert (held.session, held.line, held.event, held.trajectories) == (None, 0, 0, set())
+    event = Event(number=1, time=2.0, kind="info", message="begins")
+    wrote = status(trajectories=[3])
+    await board.write(Update(wrote, [line(1), line(2)], [event], [record(3)]), keep_s=KEEP_S)
+    quiet = {"silent_s": None}
+    assert (await known(board)).model_copy(update=quiet) == wrote
+    assert [held.model_copy(update=quiet) for held in await board.runs()] == [wrote]
+    assert await board.lines("mine", since=1, limit=10) == [line(2)]
+    assert await board.events("mine", since=0, limit=10) == [event]
+    assert await board.record("mine", 3) == record(3)
+    assert await board.record("mine", 4) is None
+    assert await board.status("other") is None
+    held = await board.newest("mine")
+    assert (held.session, held.line, held.event, held.trajectories) == ("s1", 2, 1, {3})
+    await board.close()
 
 
-def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, prefix):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        for _ in range(2):
-            await board.write(Update(status(), [line(1), line(2)]), keep_s=KEEP_S)
-        assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1, 2]
-        await board.write(Update(status(session="s2"), [line(1)], is_rewrite=True), keep_s=KEEP_S)
-        assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1]
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_writing_the_same_twice_changes_nothing_and_a_rewrite_begins_anew(url, prefix):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    for _ in range(2):
+        await board.write(Update(status(), [line(1), line(2)]), keep_s=KEEP_S)
+    assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1, 2]
+    await board.write(Update(status(session="s2"), [line(1)], is_rewrite=True), keep_s=KEEP_S)
+    assert [held.seq for held in await board.lines("mine", since=0, limit=10)] == [1]
+    await board.close()
 
 
-def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        for start in range(1, LINES_KEPT + 1001, 1000):
-            await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
-        client = Redis.from_url(url, decode_responses=True)
-        assert await client.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
-        await board.ask("mine", new_command("pause"))
-        await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
-        async for key in client.scan_iter(f"{prefix}run:*"):
-            assert 0 < await client.ttl(key) <= KEEP_S, key
-        await board.write(Update(status(run="old")), keep_s=KEEP_S)
-        await client.delete(f"{prefix}run:old:status")
-        assert [held.run for held in await board.runs()] == ["mine"]
-        await board.prune()
-        assert await client.zrange(f"{prefix}runs", 0, -1) == ["mine"]
-        await client.aclose()
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_streams_are_capped_and_everything_of_a_run_expires(url, prefix):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    for start in range(1, LINES_KEPT + 1001, 1000):
+        await board.write(Update(status(), [line(seq) for seq in range(start, start + 1000)]), keep_s=KEEP_S)
+    client = Redis.from_url(url, decode_responses=True)
+    assert await client.xlen(f"{prefix}run:mine:metrics") <= LINES_KEPT + 200
+    await board.send("mine", new_command("pause"))
+    await board.write(Update(status(trajectories=[1]), [], [], [record(1)]), keep_s=KEEP_S)
+    async for key in client.scan_iter(f"{prefix}run:*"):
+        assert 0 < await client.ttl(key) <= KEEP_S, key
+    await board.write(Update(status(run="old")), keep_s=KEEP_S)
+    await client.delete(f"{prefix}run:old:status")
+    assert [held.run for held in await board.runs()] == ["mine"]
+    await board.prune()
+    assert await client.zrange(f"{prefix}runs", 0, -1) == ["mine"]
+    await client.aclose()
+    await board.close()
 
 
-def test_a_command_waits_until_its_outcome_is_written(url, prefix):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        command = new_command("scale", pool="rollout", count=3)
-        await board.ask("mine", command)
-        assert (await board.write(Update(status()), keep_s=KEEP_S)).asked == [command]
-        working = command.model_copy(update={"state": "working"})
-        assert (await board.write(Update(status(), commands=[working]), keep_s=KEEP_S)).asked == [working]
-        done = command.model_copy(update={"state": "done", "finished": 5.0})
-        assert (await board.write(Update(status(), commands=[done]), keep_s=KEEP_S)).asked == []
-        assert await board.command("mine", command.id) == done
-        for _ in range(50):
-            await board.ask("mine", new_command("pause"))
-        with pytest.raises(BoardError, match="at most 50 commands may wait"):
-            await board.ask("mine", new_command("pause"))
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_a_command_waits_until_its_outcome_is_written(url, prefix):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    command = new_command("scale", pool="rollout", count=3)
+    await board.send("mine", command)
+    assert (await board.write(Update(status()), keep_s=KEEP_S)).asked == [command]
+    working = command.model_copy(update={"state": "working"})
+    assert (await board.write(Update(status(), commands=[working]), keep_s=KEEP_S)).asked == [working]
+    done = command.model_copy(update={"state": "done", "finished": 5.0})
+    assert (await board.write(Update(status(), commands=[done]), keep_s=KEEP_S)).asked == []
+    assert await board.command("mine", command.id) == done
+    for _ in range(50):
+        await board.send("mine", new_command("pause"))
+    with pytest.raises(BoardError, match="at most 50 commands may wait"):
+        await board.send("mine", new_command("pause"))
+    await board.close()
 
 
 LATER = status().model_dump_json().replace('"schema_version":1', '"schema_version":9')
@@ -152,23 +140,20 @@ UNREADABLE = (
 )
 
 
-def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        for run in ("mine", "sound"):
-            await board.write(Update(status(run)), keep_s=KEEP_S)
-        client = Redis.from_url(url)
-        for value, reason in UNREADABLE:
-            await put(client, f"{prefix}run:mine:status", value)
-            with pytest.raises(DamagedError, match=re.escape(reason)) as refused:
-                await board.status("mine")
-            assert "\n" not in str(refused.value)
-            assert [held.run for held in await board.runs()] == ["sound"]
-        await client.aclose()
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_a_status_that_cannot_be_read_fails_alone_and_says_why(url, prefix):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    for run in ("mine", "sound"):
+        await board.write(Update(status(run)), keep_s=KEEP_S)
+    client = Redis.from_url(url)
+    for value, reason in UNREADABLE:
+        await put(client, f"{prefix}run:mine:status", value)
+        with pytest.raises(DamagedError, match=re.escape(reason)) as refused:
+            await board.status("mine")
+        assert "\n" not in str(refused.value)
+        assert [held.run for held in await board.runs()] == ["sound"]
+    await client.aclose()
+    await board.close()
 
 
 async def put(client: Redis, key: str, value: str | bytes | dict[str, str]) -> None:
@@ -189,23 +174,20 @@ async def known(board: Board) -> RunStatus:
 
 
 @pytest.mark.parametrize("ahead_s", [-30.0, 3600.0])
-def test_silence_is_measured_by_the_board_whatever_the_writer_s_clock_says(url, prefix, ahead_s):
-    async def scenario():
-        board = Board(url, prefix=prefix)
-        await answering(board)
-        await board.write(Update(status(updated=time.time() + ahead_s)), keep_s=KEEP_S)
-        assert Pulse().marked(await known(board)).stale_since is None
-        client = Redis.from_url(url)
-        await client.pexpire(f"{prefix}run:mine:heard", int(KEEP_S * 1000) - 12_000)
-        await client.aclose()
-        (listed,) = await board.runs()
-        for found in (await known(board), listed):
-            assert found.silent_s == pytest.approx(12.0, abs=5.0)
-            since = Pulse().marked(found).stale_since
-            assert since is not None and since < time.time() - 10
-        await board.close()
-
-    asyncio.run(scenario())
+async def test_silence_is_measured_by_the_board_whatever_the_writer_s_clock_says(url, prefix, ahead_s):
+    board = Board(url, prefix=prefix)
+    await answering(board)
+    await board.write(Update(status(updated=time.time() + ahead_s)), keep_s=KEEP_S)
+    assert Pulse().marked(await known(board)).stale_since is None
+    client = Redis.from_url(url)
+    await client.pexpire(f"{prefix}run:mine:heard", int(KEEP_S * 1000) - 12_000)
+    await client.aclose()
+    (listed,) = await board.runs()
+    for found in (await known(board), listed):
+        assert found.silent_s == pytest.approx(12.0, abs=5.0)
+        since = Pulse().marked(found).stale_since
+        assert since is not None and since < time.time() - 10
+    await board.close()
 
 
 PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "commands", "queue")
@@ -216,74 +198,68 @@ PARTS = ("status", "heard", "session", "metrics", "events", "trajectories", "com
     pairwise(url=KINDS, part=[*PARTS, "runs"], value=[b"\xff", {"a": "hash"}]),
     indirect=["url"],
 )
-def test_publishing_heals_whatever_stands_there_instead(url, prefix, part, value):
-    async def scenario():
-        board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
-        story.buffers.add_record(record(3))
-        await answering(board)
-        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+async def test_publishing_heals_whatever_stands_there_instead(url, prefix, part, value):
+    board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
+    story.buffers.add_record(record(3))
+    await answering(board)
+    publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
 
-        async def is_whole() -> bool:
-            try:
-                seqs = [held.seq for held in await board.lines("mine", since=0, limit=99)]
-                runs = [held.run for held in await board.runs()]
-                return (seqs, runs, await board.record("mine", 3)) == ([1, 2, 3], ["mine"], record(3))
-            except BoardError:
-                return False
+    async def is_whole() -> bool:
+        try:
+            seqs = [held.seq for held in await board.lines("mine", since=0, limit=99)]
+            runs = [held.run for held in await board.runs()]
+            return (seqs, runs, await board.record("mine", 3)) == ([1, 2, 3], ["mine"], record(3))
+        except BoardError:
+            return False
 
-        await until(is_whole)
-        await put(client, f"{prefix}runs" if part == "runs" else f"{prefix}run:mine:{part}", value)
-        command = new_command("pause")
+    await until(is_whole)
+    await put(client, f"{prefix}runs" if part == "runs" else f"{prefix}run:mine:{part}", value)
+    command = new_command("pause")
 
-        async def is_asked() -> bool:
-            with contextlib.suppress(BoardError):
-                if await board.command("mine", command.id) is None:
-                    await board.ask("mine", command)
-            return command in story.asked
+    async def is_asked() -> bool:
+        with contextlib.suppress(BoardError):
+            if await board.command("mine", command.id) is None:
+                await board.send("mine", command)
+        return command in story.asked
 
-        await until(is_asked)
-        await until(is_whole)
-        await until(story.is_in_contact)
-        await end_all([publisher])
-        await client.aclose()
-        await board.close()
-
-    asyncio.run(scenario())
+    await until(is_asked)
+    await until(is_whole)
+    await until(story.is_in_contact)
+    await end_all([publisher])
+    await client.aclose()
+    await board.close()
 
 
-def test_publishing_heals_foreign_entries_and_a_memory_that_was_emptied(url, prefix):
-    async def scenario():
-        board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
-        await answering(board)
-        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+async def test_publishing_heals_foreign_entries_and_a_memory_that_was_emptied(url, prefix):
+    board, client, story = Board(url, prefix=prefix), Redis.from_url(url), Story(lines=3)
+    await answering(board)
+    publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
 
-        async def has(count: int) -> bool:
-            return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+    async def has(count: int) -> bool:
+        return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
 
-        async def is_clean() -> bool:
-            return await client.llen(f"{prefix}run:mine:queue") == 0  # pyright: ignore[reportGeneralTypeIssues]
+    async def is_clean() -> bool:
+        return await client.llen(f"{prefix}run:mine:queue") == 0  # pyright: ignore[reportGeneralTypeIssues]
 
-        await until(lambda: has(3))
-        await client.xadd(f"{prefix}run:mine:metrics", {"foreign": "entry"}, id="99-0")
-        await client.hset(f"{prefix}run:mine:trajectories", "x", "y")  # pyright: ignore[reportGeneralTypeIssues]
-        await client.hset(f"{prefix}run:mine:commands", "f", '{"kind": "scale"}')  # pyright: ignore[reportGeneralTypeIssues]
-        await client.rpush(f"{prefix}run:mine:queue", b"\xff\xfe", "unknown", "f")  # pyright: ignore[reportGeneralTypeIssues]
-        story.buffers.lines.append(line(4))
-        await until(lambda: has(4))
-        await until(is_clean)
-        async for key in client.scan_iter(f"{prefix}*"):
-            await client.delete(key)
-        await until(lambda: has(4))
-        story.buffers.lines.append(line(5))
-        await until(lambda: has(5))
-        await client.delete(f"{prefix}run:mine:metrics")
-        await until(lambda: has(5))
-        await end_all([publisher])
-        assert story.asked == []
-        await client.aclose()
-        await board.close()
-
-    asyncio.run(scenario())
+    await until(lambda: has(3))
+    await client.xadd(f"{prefix}run:mine:metrics", {"foreign": "entry"}, id="99-0")
+    await client.hset(f"{prefix}run:mine:trajectories", "x", "y")  # pyright: ignore[reportGeneralTypeIssues]
+    await client.hset(f"{prefix}run:mine:commands", "f", '{"kind": "scale"}')  # pyright: ignore[reportGeneralTypeIssues]
+    await client.rpush(f"{prefix}run:mine:queue", b"\xff\xfe", "unknown", "f")  # pyright: ignore[reportGeneralTypeIssues]
+    story.buffers.lines.append(line(4))
+    await until(lambda: has(4))
+    await until(is_clean)
+    async for key in client.scan_iter(f"{prefix}*"):
+        await client.delete(key)
+    await until(lambda: has(4))
+    story.buffers.lines.append(line(5))
+    await until(lambda: has(5))
+    await client.delete(f"{prefix}run:mine:metrics")
+    await until(lambda: has(5))
+    await end_all([publisher])
+    assert story.asked == []
+    await client.aclose()
+    await board.close()
 
 
 class Story:
@@ -324,39 +300,35 @@ async def has_noticed(story: Story) -> bool:
     return "does not answer" in story.contacts[-1]
 
 
-def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
+async def test_a_board_that_went_away_holds_the_whole_stream_again(tmp_path):
     """The server loses everything it held; the publisher writes it again and then goes on."""
+    server = BoardServer(tmp_path)
+    server.start()
+    story = Story(lines=3)
+    task = asyncio.create_task(story.publisher(Board(server.url)).run())
+    reader = Board(server.url)
 
-    async def scenario():
-        server = BoardServer(tmp_path)
-        server.start()
-        story = Story(lines=3)
-        task = asyncio.create_task(story.publisher(Board(server.url)).run())
-        reader = Board(server.url)
+    async def seqs(count: int) -> bool:
+        try:
+            return [held.seq for held in await reader.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+        except BoardError:
+            return False
 
-        async def seqs(count: int) -> bool:
-            try:
-                return [held.seq for held in await reader.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
-            except BoardError:
-                return False
-
-        await until(lambda: seqs(3))
-        await end_server(server.url)
-        story.buffers.lines.extend([line(4), line(5)])
-        await until(lambda: has_noticed(story))
-        server.start()
-        await until(lambda: seqs(5))
-        story.buffers.lines.append(line(6))
-        await until(lambda: seqs(6))
-        await until(story.is_in_contact)
-        task.cancel()
-        await reader.close()
-        server.stop()
-
-    asyncio.run(scenario())
+    await until(lambda: seqs(3))
+    await end_server(server.url)
+    story.buffers.lines.extend([line(4), line(5)])
+    await until(lambda: has_noticed(story))
+    server.start()
+    await until(lambda: seqs(5))
+    story.buffers.lines.append(line(6))
+    await until(lambda: seqs(6))
+    await until(story.is_in_contact)
+    task.cancel()
+    await reader.close()
+    server.stop()
 
 
-def test_a_board_that_lost_many_lines_gets_the_earlier_ones_from_the_run_folder(url, prefix):
+async def test_a_board_that_lost_many_lines_gets_the_earlier_ones_from_the_run_folder(url, prefix):
     """Memory holds only the newest lines."""
     count = LINES_BUFFERED + 50
     asked: list[tuple[int, int]] = []
@@ -365,28 +337,25 @@ def test_a_board_that_lost_many_lines_gets_the_earlier_ones_from_the_run_folder(
         asked.append((since, limit))
         return [line(seq) for seq in range(since + 1, since + limit + 1)]
 
-    async def scenario():
-        story, board, client = Story(), Board(url, prefix=prefix), Redis.from_url(url)
-        await answering(board)
-        story.buffers = Buffers(earlier)
-        story.buffers.lines.extend(line(seq) for seq in range(1, count + 1))
-        task = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+    story, board, client = Story(), Board(url, prefix=prefix), Redis.from_url(url)
+    await answering(board)
+    story.buffers = Buffers(earlier)
+    story.buffers.lines.extend(line(seq) for seq in range(1, count + 1))
+    task = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
 
-        async def has(last: int) -> bool:
-            return [held.seq for held in await board.lines("mine", since=0, limit=999)] == list(range(1, last + 1))
+    async def has(last: int) -> bool:
+        return [held.seq for held in await board.lines("mine", since=0, limit=999)] == list(range(1, last + 1))
 
-        await until(lambda: has(count))
-        assert asked == [(0, 50)]
-        story.buffers.lines.append(line(count + 1))
-        await until(lambda: has(count + 1))
-        assert asked == [(0, 50)], "the board lacked only a line that memory holds"
-        await client.delete(f"{prefix}run:mine:metrics")
-        await until(lambda: has(count + 1))
-        await end_all([task])
-        await client.aclose()
-        await board.close()
-
-    asyncio.run(scenario())
+    await until(lambda: has(count))
+    assert asked == [(0, 50)]
+    story.buffers.lines.append(line(count + 1))
+    await until(lambda: has(count + 1))
+    assert asked == [(0, 50)], "the board lacked only a line that memory holds"
+    await client.delete(f"{prefix}run:mine:metrics")
+    await until(lambda: has(count + 1))
+    await end_all([task])
+    await client.aclose()
+    await board.close()
 
 
 def test_a_board_gets_no_more_lines_than_it_keeps():
@@ -400,77 +369,66 @@ def test_a_board_gets_no_more_lines_than_it_keeps():
     assert asyncio.run(buffers.lines_after(LINES_KEPT + 199)) == []
 
 
-def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):
-    async def scenario():
-        server = BoardServer(tmp_path)
-        server.start()
-        board = Board(server.url)
-        await answering(board)
-        await board.write(Update(status(session="old"), [line(seq) for seq in range(1, 9)]), keep_s=KEEP_S)
-        command = new_command("pause")
-        await board.ask("mine", command)
-        story = Story(lines=4)
-        await story.publisher(Board(server.url)).finish()
-        assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
-        assert (story.asked, story.left_over) == ([], [command]), "it was meant for the earlier process"
-        await board.close()
-        server.stop()
-
-    asyncio.run(scenario())
+async def test_a_new_process_of_a_run_replaces_what_the_earlier_one_left(tmp_path):
+    server = BoardServer(tmp_path)
+    server.start()
+    board = Board(server.url)
+    await answering(board)
+    await board.write(Update(status(session="old"), [line(seq) for seq in range(1, 9)]), keep_s=KEEP_S)
+    command = new_command("pause")
+    await board.send("mine", command)
+    story = Story(lines=4)
+    await story.publisher(Board(server.url)).finish()
+    assert [held.seq for held in await board.lines("mine", since=0, limit=99)] == [1, 2, 3, 4]
+    assert (story.asked, story.left_over) == ([], [command]), "it was meant for the earlier process"
+    await board.close()
+    server.stop()
 
 
-def test_a_command_that_comes_too_late_gets_an_outcome(tmp_path):
+async def test_a_command_that_comes_too_late_gets_an_outcome(tmp_path):
     """The run has ended; what its last write finds on the board is refused, and the board shows it."""
+    server = BoardServer(tmp_path)
+    server.start()
+    board = Board(server.url)
+    await answering(board)
+    story, command = Story(), new_command("pause")
+    publisher = story.publisher(Board(server.url))
+    task = asyncio.create_task(publisher.run())
 
-    async def scenario():
-        server = BoardServer(tmp_path)
-        server.start()
-        board = Board(server.url)
-        await answering(board)
-        story, command = Story(), new_command("pause")
-        publisher = story.publisher(Board(server.url))
-        task = asyncio.create_task(publisher.run())
+    async def is_there() -> bool:
+        return await board.status("mine") is not None
 
-        async def is_there() -> bool:
-            return await board.status("mine") is not None
+    await until(is_there)
+    await end_all([task])
+    await board.send("mine", command)
 
-        await until(is_there)
-        await end_all([task])
-        await board.ask("mine", command)
+    def refuse(asked: Command) -> None:
+        story.buffers.commands[asked.id] = asked.model_copy(update={"state": "failed"})
 
-        def refuse(asked: Command) -> None:
-            story.buffers.commands[asked.id] = asked.model_copy(update={"state": "failed"})
-
-        story.on_command = refuse
-        await publisher.finish()
-        held = await board.command("mine", command.id)
-        await board.close()
-        server.stop()
-        return held
-
-    held = asyncio.run(scenario())
+    story.on_command = refuse
+    await publisher.finish()
+    held = await board.command("mine", command.id)
+    await board.close()
+    server.stop()
     assert held is not None and held.state == "failed"
 
 
-def test_outcomes_of_old_commands_are_dropped(tmp_path):
-    async def scenario():
-        server = BoardServer(tmp_path)
-        server.start()
-        board = Board(server.url)
-        await answering(board)
-        story = Story()
-        for number in range(COMMANDS_KEPT + 20):
-            command = new_command("pause").model_copy(update={"state": "done", "finished": float(number)})
-            story.buffers.commands[command.id] = command
-        await story.publisher(Board(server.url)).finish()
-        assert len(story.buffers.commands) == COMMANDS_KEPT
-        client = Redis.from_url(server.url)
-        assert await client.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
-        await client.aclose()
-        await board.close()
-        server.stop()
-
-    asyncio.run(scenario())
+async def test_outcomes_of_old_commands_are_dropped(tmp_path):
+    server = BoardServer(tmp_path)
+    server.start()
+    board = Board(server.url)
+    await answering(board)
+    story = Story()
+    for number in range(COMMANDS_KEPT + 20):
+        command = new_command("pause").model_copy(update={"state": "done", "finished": float(number)})
+        story.buffers.commands[command.id] = command
+    await story.publisher(Board(server.url)).finish()
+    assert len(story.buffers.commands) == COMMANDS_KEPT
+    client = Redis.from_url(server.url)
+    assert await client.hlen("flowcredit:run:mine:commands") == COMMANDS_KEPT
+    await client.aclose()
+    await board.close()
+    server.stop()
 
 
 def test_the_embedded_server_is_private_and_leaves_nothing_behind(tmp_path):
@@ -578,64 +536,58 @@ def test_the_group_of_a_child_that_has_ended_is_not_killed(monkeypatch):
     assert not killed
 
 
-def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_there_is_room(tmp_path):
-    async def scenario():
-        server = BoardServer(tmp_path)
-        server.start()
-        board, client, story = Board(server.url), Redis.from_url(server.url), Story(lines=3)
-        await answering(board)
-        publisher = asyncio.create_task(story.publisher(Board(server.url)).run())
+async def test_a_board_whose_memory_is_full_says_so_and_holds_everything_once_there_is_room(tmp_path):
+    server = BoardServer(tmp_path)
+    server.start()
+    board, client, story = Board(server.url), Redis.from_url(server.url), Story(lines=3)
+    await answering(board)
+    publisher = asyncio.create_task(story.publisher(Board(server.url)).run())
 
-        async def has(count: int) -> bool:
-            return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
+    async def has(count: int) -> bool:
+        return [held.seq for held in await board.lines("mine", since=0, limit=99)] == list(range(1, count + 1))
 
-        async def is_full() -> bool:
-            return "its memory is full: raise its maxmemory" in story.contacts[-1]
+    async def is_full() -> bool:
+        return "its memory is full: raise its maxmemory" in story.contacts[-1]
 
-        await until(lambda: has(3))
-        await client.config_set("maxmemory", "1")
-        story.buffers.lines.extend([line(4), line(5)])
-        await until(is_full)
-        with pytest.raises(BoardError, match="its memory is full"):
-            await board.ask("mine", new_command("pause"))
-        assert await has(3), "nothing is half written, and what was there stays"
-        await client.config_set("maxmemory", "0")
-        await until(lambda: has(5))
-        await until(story.is_in_contact)
-        await end_all([publisher])
-        await client.aclose()
-        await board.close()
-        server.stop()
-
-    asyncio.run(scenario())
+    await until(lambda: has(3))
+    await client.config_set("maxmemory", "1")
+    story.buffers.lines.extend([line(4), line(5)])
+    await until(is_full)
+    with pytest.raises(BoardError, match="its memory is full"):
+        await board.send("mine", new_command("pause"))
+    assert await has(3), "nothing is half written, and what was there stays"
+    await client.config_set("maxmemory", "0")
+    await until(lambda: has(5))
+    await until(story.is_in_contact)
+    await end_all([publisher])
+    await client.aclose()
+    await board.close()
+    server.stop()
 
 
-def test_commands_of_two_users_at_once_all_arrive_and_each_one_once(url, prefix):
-    async def scenario():
-        users, story = [Board(url, prefix=prefix, timeout_s=60) for _ in range(2)], Story()
-        await answering(users[0])
-        publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
+async def test_commands_of_two_users_at_once_all_arrive_and_each_one_once(url, prefix):
+    users, story = [Board(url, prefix=prefix, timeout_s=60) for _ in range(2)], Story()
+    await answering(users[0])
+    publisher = asyncio.create_task(story.publisher(Board(url, prefix=prefix)).run())
 
-        async def is_there() -> bool:
-            return await users[0].status("mine") is not None
+    async def is_there() -> bool:
+        return await users[0].status("mine") is not None
 
-        def carry_out(command: Command) -> None:
-            story.asked.append(command)
-            story.buffers.commands[command.id] = command.model_copy(update={"state": "done"})
+    def carry_out(command: Command) -> None:
+        story.asked.append(command)
+        story.buffers.commands[command.id] = command.model_copy(update={"state": "done"})
 
-        story.on_command = carry_out
-        await until(is_there)
-        commands = [new_command("scale", pool="rollout", count=count) for count in range(1, 41)]
-        await asyncio.gather(*(users[command.count % 2].ask("mine", command) for command in commands if command.count))
+    story.on_command = carry_out
+    await until(is_there)
+    commands = [new_command("scale", pool="rollout", count=count) for count in range(1, 41)]
+    await asyncio.gather(*(users[command.count % 2].send("mine", command) for command in commands if command.count))
 
-        async def all_done() -> bool:
-            found = [await users[0].command("mine", command.id) for command in commands]
-            return all(command and command.state == "done" for command in found)
+    async def all_done() -> bool:
+        found = [await users[0].command("mine", command.id) for command in commands]
+        return all(command and command.state == "done" for command in found)
 
-        await until(all_done)
-        await end_all([publisher])
-        for user in users:
-            await user.close()
-        return sorted(command.count or 0 for command in story.asked)
-
-    assert asyncio.run(scenario()) == list(range(1, 41))
+    await until(all_done)
+    await end_all([publisher])
+    for user in users:
+        await user.close()
+    assert sorted(command.count or 0 for command in story.asked) == list(range(1, 41))

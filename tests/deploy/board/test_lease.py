@@ -1,6 +1,5 @@
 """One driver a run on a board: refusals, takeovers, expiry and what a lost lease still writes, against real servers."""
 
-import asyncio
 import json
 import os
 import signal
@@ -207,21 +206,17 @@ def test_who_lost_the_folder_claims_nothing_on_the_board(redis, take, tmp_path):
     assert redis.keys("*") == []
 
 
-def test_a_driver_whose_lease_is_lost_cannot_publish_over_the_new_one(redis, take, board_url):
+async def test_a_driver_whose_lease_is_lost_cannot_publish_over_the_new_one(redis, take, board_url):
     sleeper = take("a", is_asleep=True)
     taker = take("b", say=ending(redis, sleeper))
-
-    async def scenario() -> int:
-        board = Board(board_url)
-        await board.write(Update(status(7)), keep_s=KEEP_S, fence=taker.fence)
-        with pytest.raises(FencedOutError, match="does not hold the run's lease"):
-            await board.write(Update(status(3)), keep_s=KEEP_S, fence=sleeper.fence)
-        shown = await board.status("mine")
-        await board.close()
-        assert shown is not None
-        return shown.iteration
-
-    assert asyncio.run(scenario()) == 7
+    board = Board(board_url)
+    await board.write(Update(status(7)), keep_s=KEEP_S, fence=taker.fence)
+    with pytest.raises(FencedOutError, match="does not hold the run's lease"):
+        await board.write(Update(status(3)), keep_s=KEEP_S, fence=sleeper.fence)
+    shown = await board.status("mine")
+    await board.close()
+    assert shown is not None
+    assert shown.iteration == 7
 
 
 class Interrupting(list[MetricLine]):
@@ -238,35 +233,27 @@ class Interrupting(list[MetricLine]):
         return super().__iter__()
 
 
-def test_a_lease_that_changes_hands_during_a_write_voids_the_write(redis, board_url, take):
+async def test_a_lease_that_changes_hands_during_a_write_voids_the_write(redis, board_url, take):
     lease = take("a")
-
-    async def scenario() -> None:
-        board = Board(board_url)
-        await board.write(Update(status(1)), keep_s=KEEP_S, fence=lease.fence)
-        overtaken = Interrupting(lambda _: redis.set("flowcredit:run:mine:lease", "somebody else"))
-        with pytest.raises(FencedOutError):
-            await board.write(Update(status(2), overtaken), keep_s=KEEP_S, fence=lease.fence)
-        shown = await board.status("mine")
-        await board.close()
-        assert overtaken.times > 0
-        assert shown is not None
-        assert shown.iteration == 1
-
-    asyncio.run(scenario())
+    board = Board(board_url)
+    await board.write(Update(status(1)), keep_s=KEEP_S, fence=lease.fence)
+    overtaken = Interrupting(lambda _: redis.set("flowcredit:run:mine:lease", "somebody else"))
+    with pytest.raises(FencedOutError):
+        await board.write(Update(status(2), overtaken), keep_s=KEEP_S, fence=lease.fence)
+    shown = await board.status("mine")
+    await board.close()
+    assert overtaken.times > 0
+    assert shown is not None
+    assert shown.iteration == 1
 
 
-def test_a_lease_that_is_renewed_during_a_write_does_not_void_it(redis, board_url, take):
+async def test_a_lease_that_is_renewed_during_a_write_does_not_void_it(redis, board_url, take):
     lease = take("a", is_asleep=True)
-
-    async def scenario() -> None:
-        board = Board(board_url)
-        renewed = Interrupting(lambda times: lease.renew() if times == 1 else None)
-        await board.write(Update(status(2), renewed), keep_s=KEEP_S, fence=lease.fence)
-        await board.close()
-        assert renewed.times == 2
-
-    asyncio.run(scenario())
+    board = Board(board_url)
+    renewed = Interrupting(lambda times: lease.renew() if times == 1 else None)
+    await board.write(Update(status(2), renewed), keep_s=KEEP_S, fence=lease.fence)
+    await board.close()
+    assert renewed.times == 2
 
 
 @pytest.mark.parametrize("value", ["no json", b"\xff\xfe", "[1]", '{"pid": 7}', {"a": "hash"}])

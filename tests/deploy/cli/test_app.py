@@ -16,7 +16,7 @@ from deploy.folder.run_folder import open_run_folder
 from flow.models.completed import completed
 from protocol.config.parse import parse_config
 from protocol.messages import Adapter, LearnerState, digest_of
-from tests.support.commands import run_cli
+from tests.support.commands import Cli
 
 
 @pytest.fixture
@@ -33,24 +33,19 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> dict:
     }
 
 
-def complaint(
-    preset: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str
-) -> str:
+def complaint(preset: dict, tmp_path: Path, cli: Cli, *words: str) -> str:
     """The one line that a `train` with this preset ends in."""
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
     run = tmp_path / "run"
     words = (*words,) if "--run" in words else (*words, "--run", str(run))
-    assert run_cli(monkeypatch, "train", str(path), "--local", *words) == 2
+    line = cli.refused("train", str(path), "--local", *words)
     assert not run.exists()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    return lines[0]
+    return line
 
 
-def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
-    assert run_cli(monkeypatch, "train", "toy_genevl") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_unknown_preset_is_refused_with_a_suggestion(cli):
+    line = cli.refused("train", "toy_genevl")
     assert line.startswith("flowcredit: unknown preset 'toy_genevl': ")
     assert line.endswith("; or give the path of a .yaml file")
 
@@ -65,15 +60,13 @@ def test_unknown_preset_is_refused_with_a_suggestion(monkeypatch, capsys):
         (["scale", "mine", "rollout", "many"], "Invalid value for 'count': "),
     ],
 )
-def test_words_that_no_command_takes_are_one_line(words, line, monkeypatch, capsys):
-    assert run_cli(monkeypatch, *words) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+def test_words_that_no_command_takes_are_one_line(words, line, cli):
+    said = cli.refused(*words)
     assert said.startswith(f"flowcredit: {line}")
 
 
-def test_missing_preset_file_is_refused(monkeypatch, capsys):
-    assert run_cli(monkeypatch, "train", "nowhere.yaml") == 2
-    assert "config file nowhere.yaml does not exist" in capsys.readouterr().err
+def test_missing_preset_file_is_refused(cli):
+    assert "config file nowhere.yaml does not exist" in cli.refused("train", "nowhere.yaml")
 
 
 @pytest.mark.parametrize(
@@ -96,35 +89,34 @@ def test_missing_preset_file_is_refused(monkeypatch, capsys):
         ("rewards.geneval.args.detektor=x", "flowcredit: rewards.geneval.scorer:GenEval takes no argument 'detektor'"),
     ],
 )
-def test_wrong_override_is_one_line(override, line, preset, tmp_path, monkeypatch, capsys):
-    assert complaint(preset, tmp_path, monkeypatch, capsys, override).startswith(line)
+def test_wrong_override_is_one_line(override, line, preset, tmp_path, cli):
+    assert complaint(preset, tmp_path, cli, override).startswith(line)
 
 
-def test_missing_model_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_missing_model_folder_is_refused(preset, tmp_path, cli):
     preset["model"]["path"] = str(tmp_path / "nothing")
-    assert "does not exist: set model.path" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "does not exist: set model.path" in complaint(preset, tmp_path, cli)
 
 
-def test_model_folder_of_another_family_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_model_folder_of_another_family_is_refused(preset, tmp_path, cli):
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
     preset["model"]["path"] = str(folder)
-    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    line = complaint(preset, tmp_path, cli)
     assert "'StableDiffusion3Pipeline'" in line and "got StableDiffusionXLPipeline" in line
 
 
-def test_folder_without_model_index_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_folder_without_model_index_is_refused(preset, tmp_path, cli):
     preset["model"]["path"] = str(tmp_path)
-    assert "must hold a readable model_index.json" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "must hold a readable model_index.json" in complaint(preset, tmp_path, cli)
 
 
-def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatch, capsys):
+def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, cli):
     preset["model"]["lora"] = {"targets": ["no_such_module"]}
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
-    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "run")) == 2
-    assert "no module matches" in capsys.readouterr().err
+    assert "no module matches" in cli.refused("train", str(path), "--local", "--run", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -140,13 +132,13 @@ def test_lora_targets_that_bind_nothing_are_refused(preset, tmp_path, monkeypatc
     ],
 )
 def test_a_mistake_that_only_the_model_shows_leaves_no_folder_either(
-    override, line, preset, tmp_path, monkeypatch, capsys
+    override, line, preset, tmp_path, monkeypatch, cli
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert line in complaint(preset, tmp_path, monkeypatch, capsys, override)
+    assert line in complaint(preset, tmp_path, cli, override)
 
 
-def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset, tmp_path, monkeypatch, capsys):
+def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset, tmp_path, monkeypatch, cli):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     arrays = {"transformer.q.lora_A.weight": np.zeros((2, 4), np.float32)}
     weights = Adapter(version=1, arrays=arrays, digest=digest_of(arrays))
@@ -154,101 +146,93 @@ def test_a_fork_with_a_mistake_that_only_an_actor_finds_leaves_no_folder(preset,
     old.save(LearnerState(iteration=1, adapter=weights, optimizer={}))
     old.close()
     words = ("--fork", str(tmp_path / "old"), "cluster.rollout.gpus=1")
-    assert "gpus must be 0 where torch finds no GPU" in complaint(preset, tmp_path, monkeypatch, capsys, *words)
+    assert "gpus must be 0 where torch finds no GPU" in complaint(preset, tmp_path, cli, *words)
 
 
-def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, monkeypatch, capsys):
+def test_a_damaged_model_leaves_no_folder(preset, tiny_sd3, tmp_path, cli):
     preset["model"]["path"] = str(shutil.copytree(tiny_sd3, tmp_path / "model"))
     (tmp_path / "model" / "text_encoder" / "model.safetensors").write_bytes(b"no weights")
-    assert f"text_encoder of model folder {tmp_path / 'model'} cannot be loaded" in complaint(
-        preset, tmp_path, monkeypatch, capsys
-    )
+    assert f"text_encoder of model folder {tmp_path / 'model'} cannot be loaded" in complaint(preset, tmp_path, cli)
     shutil.rmtree(tmp_path / "model" / "tokenizer")
-    assert "got none for ['tokenizer']" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "got none for ['tokenizer']" in complaint(preset, tmp_path, cli)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:x"])
-def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset, tmp_path, monkeypatch, capsys):
+def test_an_address_where_no_cluster_answers_is_one_line_at_once(address, preset, tmp_path, monkeypatch, cli):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert run_cli(monkeypatch, "train", str(path), "--run", str(tmp_path / "run")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("train", str(path), "--run", str(tmp_path / "run"))
     assert f"cannot use a Ray cluster at {address}" in line
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_in_use_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_a_run_folder_in_use_is_refused(preset, tmp_path, cli):
     config = completed(parse_config(preset))
     run = open_run_folder(tmp_path / "taken", config)
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
-    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", str(tmp_path / "taken")) == 2
-    assert "is in use by another process" in capsys.readouterr().err
+    assert "is in use by another process" in cli.refused(
+        "train", str(path), "--local", "--run", str(tmp_path / "taken")
+    )
     run.close()
 
 
-def test_eval_refuses_a_run_whose_adapter_belongs_to_another_model_section(preset, tmp_path, monkeypatch, capsys):
+def test_eval_refuses_a_run_whose_adapter_belongs_to_another_model_section(preset, tmp_path, cli):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
     run = str(tmp_path / "taken")
-    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
-    capsys.readouterr()
-    assert run_cli(monkeypatch, "eval", str(path), "model.lora.alpha=3", "seed=9", "--run", run) == 2
-    line = capsys.readouterr().err
+    cli.done("train", str(path), "--local", "--run", run)
+    line = cli.refused("eval", str(path), "model.lora.alpha=3", "seed=9", "--run", run)
     assert "model.lora.alpha (there 64, now 3)" in line
     assert "seed" not in line
 
 
-def test_broken_prompt_line_is_named(preset, tmp_path, monkeypatch, capsys):
+def test_broken_prompt_line_is_named(preset, tmp_path, cli):
     with Path(preset["data"]["train"]).open("a") as file:
         file.write('{"prompt": "cut of\n')
-    line = complaint(preset, tmp_path, monkeypatch, capsys)
+    line = complaint(preset, tmp_path, cli)
     assert f"{preset['data']['train']}:2: a line must be one JSON object" in line
 
 
-def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_prompt_that_the_scorer_cannot_judge_is_refused(preset, tmp_path, cli):
     Path(preset["data"]["heldout"]).write_text('{"prompt": "a red circle"}\n')
-    assert "a red circle" in complaint(preset, tmp_path, monkeypatch, capsys)
+    assert "a red circle" in complaint(preset, tmp_path, cli)
 
 
-def test_unwritable_run_folder_is_refused(preset, tmp_path, monkeypatch, capsys):
+def test_unwritable_run_folder_is_refused(preset, tmp_path, cli):
     (tmp_path / "file").write_text("")
-    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "file" / "run"))
+    line = complaint(preset, tmp_path, cli, "--run", str(tmp_path / "file" / "run"))
     assert line.endswith("cannot be written: Not a directory; fix that or set --run")
 
 
 @pytest.mark.parametrize("words", ["train {preset} --local --run", "status", "report"])
-def test_a_folder_that_the_system_refuses_to_look_for_is_one_line(words, preset, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_the_system_refuses_to_look_for_is_one_line(words, preset, tmp_path, cli):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
-    assert run_cli(monkeypatch, *words.format(preset=path).split(), str(tmp_path / ("x" * 256))) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused(*words.format(preset=path).split(), str(tmp_path / ("x" * 256)))
     assert ": File name too long" in line and len(line) < 400
 
 
-def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, monkeypatch, capsys):
+def test_folder_with_other_files_is_not_taken_for_a_run(preset, tmp_path, cli):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    line = complaint(preset, tmp_path, monkeypatch, capsys, "--run", str(tmp_path / "mine"))
+    line = complaint(preset, tmp_path, cli, "--run", str(tmp_path / "mine"))
     assert "must be new, empty or a run's own" in line
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_run_folder_of_another_config_lists_the_keys(preset, tmp_path, monkeypatch, capsys):
+def test_run_folder_of_another_config_lists_the_keys(preset, tmp_path, cli):
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump(preset))
     run = str(tmp_path / "taken")
-    assert run_cli(monkeypatch, "train", str(path), "--local", "--run", run) == 0
-    capsys.readouterr()
-    line = complaint(preset, tmp_path, monkeypatch, capsys, "seed=7", "--run", run)
+    cli.done("train", str(path), "--local", "--run", run)
+    line = complaint(preset, tmp_path, cli, "seed=7", "--run", run)
     assert "belongs to another config: seed (there 0, now 7); set --run" in line
 
 
 @pytest.mark.parametrize(("command", "allowed"), [("--help", set()), ("status", {"pydantic"})])
-def test_a_command_that_only_shows_something_loads_no_heavy_library(
-    tmp_path: Path, command: str, allowed: set[str]
-) -> None:
+def test_a_command_that_only_shows_something_loads_no_heavy_library(tmp_path, command, allowed):
     """So it starts fast: `python -m benchmarks.speed.start`."""
     (tmp_path / "runs").mkdir()
     code = (
@@ -264,7 +248,7 @@ def test_a_command_that_only_shows_something_loads_no_heavy_library(
     assert heavy & loaded <= allowed
 
 
-def test_a_terminal_without_arrows_shows_their_codes() -> None:
+def test_a_terminal_without_arrows_shows_their_codes():
     """As tables of the status have them."""
     code = (
         "import sys; from flowcredit.start import main; sys.argv = ['flowcredit', 'presets']\n"
@@ -275,7 +259,7 @@ def test_a_terminal_without_arrows_shows_their_codes() -> None:
     assert done.stdout.decode("ascii").endswith("\\u2192\n")
 
 
-def test_a_program_without_an_output_runs() -> None:
+def test_a_program_without_an_output_runs():
     """Some services close it."""
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "flowcredit", "presets"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -313,15 +297,12 @@ def test_the_way_to_the_page_is_a_command_that_the_shell_finds(
         ("config toy_geneval method=ppo", "unknown method 'ppo': write method=flow_grpo"),
     ],
 )
-def test_the_words_of_other_programs_get_one_line_with_ours(
-    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli(monkeypatch, *words.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_the_words_of_other_programs_get_one_line_with_ours(words, said, cli):
+    line = cli.refused(*words.split())
     assert said in line
 
 
-def test_the_help_shows_the_commands_in_groups() -> None:
+def test_the_help_shows_the_commands_in_groups():
     from deploy.cli.app import COMMANDS, GROUPS, app
 
     shown = CliRunner().invoke(app, ["--help"], prog_name="flowcredit").output
@@ -331,9 +312,6 @@ def test_the_help_shows_the_commands_in_groups() -> None:
 
 
 @pytest.mark.parametrize(("option", "most"), [("--steps", "10000"), ("--count", "1000")])
-def test_more_steps_or_images_than_anyone_needs_are_refused(
-    option: str, most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli(monkeypatch, "generate", str(tmp_path), "x", option, "9" * 23) == 2
-    said = capsys.readouterr().err
+def test_more_steps_or_images_than_anyone_needs_are_refused(option, most, tmp_path, cli):
+    said = cli.refused("generate", str(tmp_path), "x", option, "9" * 23)
     assert option in said and f"equal to {most} " in said

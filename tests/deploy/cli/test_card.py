@@ -5,7 +5,6 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +12,6 @@ import yaml
 from safetensors.numpy import load
 
 from deploy.folder.read import evaluation_scores
-from tests.support.commands import run_cli
 from tests.support.runs.presets import dark_preset
 
 
@@ -67,29 +65,23 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         thread.join()
 
 
-def test_a_folder_and_an_upload_have_a_card_with_scores_images_and_config(
-    tiny_sd3: Path,
-    tmp_path: Path,
-    hub: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_folder_and_an_upload_have_a_card_with_scores_images_and_config(tiny_sd3, tmp_path, hub, monkeypatch, cli):
     run = tmp_path / "run"
     words = ("--local", "--no-page", "--run", str(run), "status.board=off")
-    assert run_cli(monkeypatch, "train", str(dark_preset(tmp_path, tiny_sd3)), *words) == 0
-    capsys.readouterr()
-    assert run_cli(monkeypatch, "export", str(run)) == 2
-    assert "--push OWNER/NAME" in capsys.readouterr().err
+    cli.done("train", str(dark_preset(tmp_path, tiny_sd3)), *words)
+    assert "--push OWNER/NAME" in cli.refused("export", str(run))
 
     monkeypatch.setattr(Hub, "token", "Bearer hf_other")
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    assert run_cli(monkeypatch, "export", str(run), "--push", "me/dark") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("export", str(run), "--push", "me/dark")
     assert "--push me/dark must be a repository that you may write to" in line and not hub
 
     monkeypatch.setattr(Hub, "token", "Bearer hf_test")
-    assert run_cli(monkeypatch, "export", str(run), str(tmp_path / "merged"), "--push", "me/dark") == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("/me/dark/commit/1")
+    assert (
+        cli.done("export", str(run), str(tmp_path / "merged"), "--push", "me/dark")
+        .splitlines()[-1]
+        .endswith("/me/dark/commit/1")
+    )
     assert set(hub) == {"README.md", "before_after.png", "pytorch_lora_weights.safetensors"}
     assert len(load(hub["pytorch_lora_weights.safetensors"])) > 0
     scores = evaluation_scores(run)

@@ -14,10 +14,10 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import flowcredit
 from deploy.tools.export import export_model
 from flow.maths.noise import normal
 from protocol.errors import RunFolderError
-from tests.support.commands import run_cli
 from tests.support.full_disk import files_limited
 from tests.support.runs.presets import dark_preset
 
@@ -31,9 +31,7 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
 def run(tiny_sd3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one iteration; its preset and embeddings lie beside it."""
     index = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        words = ("train", str(dark_preset(index, tiny_sd3)), "--local", "--run", str(index / "run"))
-        assert run_cli(monkeypatch, *words) == 0
+    flowcredit.train(dark_preset(index, tiny_sd3), run=index / "run", is_local=True, is_quiet=True)
     return index / "run"
 
 
@@ -41,43 +39,35 @@ def images(folder: Path) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])
 
 
-def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_keeps_the_family_s_adapter_and_encodes_its_prompts_once_ahead(run, cli):
     lora = yaml.safe_load((run / "config.yaml").read_text())["model"]["lora"]
     assert (lora["rank"], lora["alpha"], lora["targets"][0]) == (32, 64, "attn.to_q")
     preset, cache = run.parent / "preset.yaml", run.parent / "embeddings"
     assert len(list(cache.rglob("*.safetensors"))) == 3, "two prompts and one negative"
-    assert run_cli(monkeypatch, "encode", str(preset)) == 0
-    assert "encoded" not in capsys.readouterr().out, "the run did"
+    assert "encoded" not in cli.done("encode", str(preset)), "the run did"
     shutil.rmtree(cache)
-    assert run_cli(monkeypatch, "encode", str(preset)) == 0
-    assert "encoded 3 new prompts" in capsys.readouterr().out
+    assert "encoded 3 new prompts" in cli.done("encode", str(preset))
 
 
-def test_sample_draws_the_same_images_from_equal_arguments(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_sample_draws_the_same_images_from_equal_arguments(run, tmp_path, cli):
     def drawn(name: str, *words: str) -> np.ndarray:
         out = tmp_path / name
-        assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
+        said = cli.done("generate", str(run), "a cat", "--count", "2", "--out", str(out), *words)
+        assert str(out / "001.png") in said.split()
         return images(out)
 
     first = drawn("first")
     assert first.shape == (2, 16, 16, 3)
-    assert str(tmp_path / "first" / "001.png") in capsys.readouterr().out.split()
     assert np.array_equal(drawn("again"), first)
     assert np.array_equal(drawn("named", "--iteration", "1"), first)
     for name, words in {"base": ["--base"], "seed": ["--seed", "1"], "negative": ["--negative", "x"]}.items():
         assert not np.array_equal(drawn(name, *words), first), name
 
 
-def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(run, tmp_path, cli):
     words = ("generate", str(run), "a cat: ünïcode", "--count", "2", "--seed", "3", "--out", str(tmp_path / "out"))
     for _ in range(2):
-        assert run_cli(monkeypatch, *words) == 0
+        cli.done(*words)
     paths = sorted((tmp_path / "out").glob("*.png"))
     assert [path.name for path in paths] == ["000.png", "001.png", "002.png", "003.png"]
     assert np.array_equal(images(tmp_path / "out")[:2], images(tmp_path / "out")[2:])
@@ -88,12 +78,10 @@ def test_generate_overwrites_nothing_and_an_image_says_how_it_was_made(
     assert len(facts["adapter"]) == 64
 
 
-def test_the_adapter_takes_a_share_of_the_steps_and_an_image_says_so(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_adapter_takes_a_share_of_the_steps_and_an_image_says_so(run, tmp_path, cli):
     def drawn(name: str, *words: str) -> tuple[np.ndarray, tuple[str, str]]:
         out = tmp_path / name
-        assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "2", "--out", str(out), *words) == 0
+        cli.done("generate", str(run), "a cat", "--count", "2", "--out", str(out), *words)
         with Image.open(out / "001.png") as image:
             return images(out), (image.info["adapter_share"], image.info["adapter_steps"])
 
@@ -108,18 +96,16 @@ def test_the_adapter_takes_a_share_of_the_steps_and_an_image_says_so(
     assert not np.array_equal(mixed, whole)
     assert not np.array_equal(mixed, base)
     words = ("generate", str(run), "a cat", "--grid", "--adapter-share", "0.67", "--out", str(tmp_path / "grid"))
-    assert run_cli(monkeypatch, *words) == 0
+    cli.done(*words)
     with Image.open(tmp_path / "grid" / "grid_000.png") as grid:
         assert (grid.info["adapter_share"], grid.info["adapter_steps"]) == ("0.67", "2")
 
 
-def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(run, tmp_path, cli):
     prompts, out = tmp_path / "two.jsonl", tmp_path / "out"
     prompts.write_text('{"prompt": "a cat: ünïcode $", "negative_prompt": "x"}\n{"prompt": "a dog"}\n')
     words = ("generate", str(run), "--prompts", str(prompts), "--count", "3", "--seed", "3", "--out", str(out))
-    assert run_cli(monkeypatch, *words) == 0
+    cli.done(*words)
     told = []
     for path in sorted(out.glob("*.png")):
         with Image.open(path) as image:
@@ -127,32 +113,26 @@ def test_a_prompt_file_gives_images_of_each_prompt_or_a_grid(
     assert told == [(*each, str(number)) for each in (("a cat: ünïcode $", "x"), ("a dog", "")) for number in range(3)]
     drawn = images(out)
     assert not np.array_equal(drawn[0], drawn[3]), "prompts have noise of their own"
-    capsys.readouterr()
     for name in ("grid_000.png", "grid_001.png"):
-        assert run_cli(monkeypatch, *words, "--grid", "--best") == 0
-        assert capsys.readouterr().out.split() == [str(out / name)]
+        assert cli.done(*words, "--grid", "--best").split() == [str(out / name)]
     with Image.open(out / "grid_000.png") as grid:
         assert json.loads(grid.info["prompts"]) == ["a cat: ünïcode $", "a dog"]
         assert (grid.info["seed"], grid.info["iteration"]) == ("3", "1")
         assert grid.width > 300
 
 
-def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_compares_with_an_existing_run_and_tells_what_may_not_be_meant(run, cli):
     words = ("train", str(run.parent / "preset.yaml"), "--dry-run", "--run", str(run))
-    assert run_cli(monkeypatch, *words, "cluster.rollout.gpus=0") == 0
-    said = capsys.readouterr().out
+    said = cli.done(*words, "cluster.rollout.gpus=0")
     assert f"{run} already holds this run; training would resume it" in said
     assert "note: 2 of 2 held-out prompts are trained on too" in said
-    assert run_cli(monkeypatch, *words, "seed=9") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused(*words, "seed=9")
     assert "belongs to another config: seed (there 0, now 9)" in line
 
 
 def test_a_dry_run_without_hub_weights_and_gpus_gives_the_estimate_and_a_line_for_each(
-    preset: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+    preset, tiny_sd3, tmp_path, monkeypatch, cli
+):
     known = tmp_path / "known"
     shutil.copytree(tiny_sd3, known / "example" / "tiny", ignore=shutil.ignore_patterns("*.safetensors"))
     monkeypatch.setattr("flow.models.hub.KNOWN", known)
@@ -161,11 +141,10 @@ def test_a_dry_run_without_hub_weights_and_gpus_gives_the_estimate_and_a_line_fo
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     words = ("model.path=example/tiny", "cluster.rollout.gpus=1", "rewards.clip={scorer: clipscore, use: evaluate}")
-    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
-    said = capsys.readouterr()
-    assert re.search(r"^rollout actor +\d +0\.8 GiB ", said.out, re.M)
-    assert "note: this estimate takes the model's config files that flowcredit ships" in said.out
-    lines = [line for line in said.err.splitlines() if line.startswith("flowcredit: ")]
+    out, err = cli.ended("train", str(preset), "--dry-run", *words, code=2)
+    assert re.search(r"^rollout actor +\d +0\.8 GiB ", out, re.M)
+    assert "note: this estimate takes the model's config files that flowcredit ships" in out
+    lines = [line for line in err.splitlines() if line.startswith("flowcredit: ")]
     assert len(lines) == 3
     for line, words in zip(
         lines, ("model example/tiny is not complete", "2 GPUs, this machine has 0", "clip-vit-large"), strict=True
@@ -173,27 +152,21 @@ def test_a_dry_run_without_hub_weights_and_gpus_gives_the_estimate_and_a_line_fo
         assert words in line
 
 
-def test_targets_without_a_module_are_one_line_of_a_dry_run(
-    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "model.lora.targets=[nope]") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_targets_without_a_module_are_one_line_of_a_dry_run(preset, cli):
+    line = cli.refused("train", str(preset), "--dry-run", "model.lora.targets=[nope]")
     assert "model.lora.targets" in line and "got ['nope']" in line
 
 
 @pytest.mark.parametrize("device", ["banana", "meta"])
-def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, monkeypatch, capsys) -> None:
-    assert run_cli(monkeypatch, "generate", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_device_that_torch_cannot_use_is_one_line(device, run, tmp_path, cli):
+    line = cli.refused("generate", str(run), "a cat", "--device", device, "--out", str(tmp_path / "out"))
     assert line.startswith(f"flowcredit: --device must be one that torch can use here, such as cpu, got {device!r}: ")
     assert not (tmp_path / "out").exists()
 
 
-def test_export_merges_what_the_adapter_adds(
-    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_merges_what_the_adapter_adds(run, tiny_sd3, tmp_path, cli):
     target = tmp_path / "merged"
-    assert run_cli(monkeypatch, "export", str(run), str(target)) == 0
+    cli.done("export", str(run), str(target))
     absent: dict[str, Any] = {"text_encoder_3": None, "tokenizer_3": None}
     merged, adapted, base = (
         diffusers.StableDiffusion3Pipeline.from_pretrained(folder, **absent) for folder in (target, tiny_sd3, tiny_sd3)
@@ -218,9 +191,7 @@ def test_export_merges_what_the_adapter_adds(
     assert len({path.stat().st_mode for path in target.rglob("*") if path.is_file()}) == 1, "all may read all of it"
 
 
-def test_two_exports_to_one_folder_do_not_disturb_each_other(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_exports_to_one_folder_do_not_disturb_each_other(run, tmp_path, monkeypatch):
     """The second one begins when the first has written all, and ends with an error before it is done."""
     target, save = tmp_path / "merged", diffusers.StableDiffusion3Pipeline.save_pretrained
     begun: list[Path] = []
@@ -239,52 +210,40 @@ def test_two_exports_to_one_folder_do_not_disturb_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
-def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(run, tmp_path, cli):
     for name in ("merged", "lora.safetensors"):
         with files_limited(2000):
-            assert run_cli(monkeypatch, "export", str(run), str(tmp_path / name)) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"flowcredit: {tmp_path / name} cannot be written: ") and said.count("\n") == 1
+            said = cli.refused("export", str(run), str(tmp_path / name))
+        assert said.startswith(f"flowcredit: {tmp_path / name} cannot be written: ")
         assert "File too large" in said
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 1000])
-def test_export_refuses_a_damaged_transformer_with_one_line(
-    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, size: int
-) -> None:
+def test_export_refuses_a_damaged_transformer_with_one_line(run, tiny_sd3, tmp_path, size, cli):
     model, mine = (shutil.copytree(path, tmp_path / path.name) for path in (tiny_sd3, run))
     config = (mine / "config.yaml").read_text()
     (mine / "config.yaml").write_text(config.replace(str(tiny_sd3), str(model)))
     weights = next((model / "transformer").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:size])
-    assert run_cli(monkeypatch, "export", str(mine), str(tmp_path / "merged")) == 2
-    said = capsys.readouterr().err
-    assert (
-        said.startswith(f"flowcredit: transformer of model folder {model} cannot be loaded") and said.count("\n") == 1
-    )
+    said = cli.refused("export", str(mine), str(tmp_path / "merged"))
+    assert said.startswith(f"flowcredit: transformer of model folder {model} cannot be loaded")
     assert not (tmp_path / "merged").exists()
 
 
-def test_export_in_half_precision_halves_the_weights(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_in_half_precision_halves_the_weights(run, tmp_path, cli):
     sizes = {}
     for dtype in ("float32", "bfloat16"):
-        assert run_cli(monkeypatch, "export", str(run), str(tmp_path / dtype), "--dtype", dtype) == 0
+        cli.done("export", str(run), str(tmp_path / dtype), "--dtype", dtype)
         sizes[dtype] = (tmp_path / dtype / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_size
     assert sizes["bfloat16"] < 0.7 * sizes["float32"]
 
 
-def test_an_exported_lora_has_its_strength_in_programs_that_read_no_alpha(
-    run: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exported_lora_has_its_strength_in_programs_that_read_no_alpha(run, tiny_sd3, tmp_path, cli):
     """The run's alpha is twice its rank, so a program that takes the rank for alpha would apply half of it."""
     file, half = tmp_path / "new" / "mine.safetensors", tmp_path / "half.safetensors"
-    assert run_cli(monkeypatch, "export", str(run), str(file)) == 0
-    assert run_cli(monkeypatch, "export", str(run), str(half), "--dtype", "bfloat16") == 0
+    cli.done("export", str(run), str(file))
+    cli.done("export", str(run), str(half), "--dtype", "bfloat16")
     held = load_file(file)
     without_header = tmp_path / "bare" / "pytorch_lora_weights.safetensors"
     without_header.parent.mkdir()
@@ -341,41 +300,31 @@ def test_an_exported_lora_has_its_strength_in_programs_that_read_no_alpha(
         (["generate", "{run}", "a cat", "--out", "{tmp}/file"], "cannot be written"),
     ],
 )
-def test_mistakes_are_one_line(
-    run: Path, tmp_path: Path, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_mistakes_are_one_line(run, tmp_path, words, line, cli):
     (tmp_path / "file").write_text("")
-    capsys.readouterr()
-    assert run_cli(monkeypatch, *(word.format(run=run, tmp=tmp_path) for word in words)) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+    said = cli.refused(*(word.format(run=run, tmp=tmp_path) for word in words))
     assert line in said
 
 
-def test_a_dry_run_counts_and_writes_nothing(
-    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_counts_and_writes_nothing(preset, tmp_path, cli):
     run = tmp_path / "run"
-    assert run_cli(monkeypatch, "train", str(preset), "--dry-run", "--run", str(run)) == 0
-    out = capsys.readouterr().out
+    out = cli.done("train", str(preset), "--dry-run", "--run", str(run))
     assert "2 prompts to train on, 2 held out" in out
     assert "rolls out 8 trajectories and scores 18 images" in out
     assert re.search(r"^peak memory +count +GPU each +host each", out, re.M)
     assert not run.exists()
     assert not (tmp_path / "embeddings").exists()
     shutil.move(tmp_path / "prompts.jsonl", tmp_path / "away")
-    assert run_cli(monkeypatch, "train", str(preset), "--dry-run") == 2
+    cli.refused("train", str(preset), "--dry-run")
 
 
-def test_encode_without_a_folder_says_so(
-    preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    assert run_cli(monkeypatch, "encode", str(preset), "model.embedding_cache=null") == 2
-    assert "model.embedding_cache must name a folder" in capsys.readouterr().err
+def test_encode_without_a_folder_says_so(preset, cli):
+    assert "model.embedding_cache must name a folder" in cli.refused(
+        "encode", str(preset), "model.embedding_cache=null"
+    )
 
 
-def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_line(
-    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_line(preset, tmp_path, cli):
     from tests.support.worlds.tiny_models import write_flux
 
     tree = yaml.safe_load(preset.read_text())
@@ -391,7 +340,7 @@ def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_lin
     }
     preset.write_text(yaml.safe_dump(tree))
     run = tmp_path / "run"
-    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(run)) == 0
+    cli.done("train", str(preset), "--local", "--run", str(run))
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (update,) = [line for line in metrics if "train/loss" in line]
     assert update["probe/ratio_deviation"] == update["train/first_ratio_deviation"] == 0
@@ -402,13 +351,11 @@ def test_flux_trains_with_every_point_completed_and_its_adapter_loads_in_one_lin
     pipeline.load_lora_weights(run / "checkpoints" / "iteration_000001")
     (adapter,) = pipeline.transformer.peft_config.values()
     assert (adapter.r, adapter.lora_alpha) == (64, 128)
-    assert run_cli(monkeypatch, "generate", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out")) == 0
+    cli.done("generate", str(run), "a cat", "--count", "1", "--out", str(tmp_path / "out"))
     assert images(tmp_path / "out").shape == (1, 12, 16, 3)
 
 
-def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
-    preset: Path, tiny_sd3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(preset, tiny_sd3, tmp_path, monkeypatch, cli):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     repo = tmp_path / "hub" / "models--example--tiny"
@@ -416,16 +363,12 @@ def test_a_hub_id_in_the_cache_is_checked_and_estimated_without_a_network(
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("a" * 40)
     words = ("train", str(preset), "--dry-run", "--run", str(tmp_path / "run"))
-    assert run_cli(monkeypatch, *words, "model.path=example/tiny") == 0
-    assert "rolls out 8 trajectories" in capsys.readouterr().out
-    assert run_cli(monkeypatch, *words, "model.path=example/other") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    assert "rolls out 8 trajectories" in cli.done(*words, "model.path=example/tiny")
+    line = cli.refused(*words, "model.path=example/other")
     assert "run `hf download example/other` where there is a network" in line
 
 
-def test_a_dry_run_refuses_what_the_run_would_refuse(
-    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_dry_run_refuses_what_the_run_would_refuse(preset, tmp_path, monkeypatch, cli):
     (file := tmp_path / "file").write_text("")
     (loop := tmp_path / "loop").symlink_to(loop)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -436,37 +379,26 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
         ("--run", str(loop / "new")): f"and {loop} is no folder",
         ("--run", str(tmp_path)): "must be new, empty or a run's own",
         ("model.compile=nope",): "model.compile must be one of torch's backends",
+        ("model.norms=triton", "model.dtype=bfloat16"): "model.norms=triton needs GPUs",
         ("rewards.dark.runtime_env={pip: 3}",): "rewards.dark.runtime_env must be a Ray runtime environment",
         ("cluster.reward.labels={pool: a}",): "cluster.reward.labels select nodes of a given cluster",
     }
     for words, message in told.items():
-        assert run_cli(monkeypatch, "train", str(preset), "--dry-run", *words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = cli.refused("train", str(preset), "--dry-run", *words)
         assert message in line
 
 
 @pytest.mark.parametrize("words", [("--tflops", "5"), ("--card", "H100")])
-def test_a_rate_belongs_to_a_dry_run(
-    preset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, words: tuple[str, str]
-) -> None:
+def test_a_rate_belongs_to_a_dry_run(preset, tmp_path, words, cli):
     run = tmp_path / "run"
-    assert run_cli(monkeypatch, "train", str(preset), "--local", "--run", str(run), *words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("train", str(preset), "--local", "--run", str(run), *words)
     assert "add --dry-run" in line
     assert not run.exists()
 
 
 @pytest.mark.parametrize("part", ["transformer/config.json", "model_index.json"])
-def test_a_damaged_file_of_a_model_is_one_line(
-    preset: Path,
-    tiny_sd3: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    part: str,
-) -> None:
+def test_a_damaged_file_of_a_model_is_one_line(preset, tiny_sd3, tmp_path, part, cli):
     model = shutil.copytree(tiny_sd3, tmp_path / "model")
     (model / part).write_text("{")
-    assert run_cli(monkeypatch, "encode", str(preset), f"model.path={model}") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("encode", str(preset), f"model.path={model}")
     assert str(model) in line

@@ -12,7 +12,6 @@ from deploy.cli.tables import show_run
 from deploy.folder.names import CONFIG, STATUS
 from deploy.folder.read import StatusFile
 from protocol.status import ActorStatus, Condition, Event, Rewards, RunStatus
-from tests.support.commands import run_cli
 
 
 @pytest.fixture
@@ -40,15 +39,13 @@ def ended(tmp_path: Path, tiny_config) -> Path:
     return folder
 
 
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    code, said = run_cli(monkeypatch, *words), capsys.readouterr()
-    return code, said.out, said.err
 
 
-def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeypatch, capsys):
-    code, out, _ = cli(monkeypatch, capsys, "status", str(ended))
-    assert code == 0
+def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeypatch, cli):
+    out = cli.done("status", str(ended))
     for part in (
         "finished",
         "2/2",
@@ -59,20 +56,19 @@ def test_status_shows_a_run_by_its_folder_and_all_runs_by_default(ended, monkeyp
     ):
         assert part in out
     monkeypatch.chdir(ended.parents[1])
-    assert "mine" in cli(monkeypatch, capsys, "status")[1]
-    assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
+    assert "mine" in cli.done("status")
+    assert "finished" in cli.done("status", "mine")
     Path("mine").mkdir()  # as `flowcredit init mine` makes it
-    assert "finished" in cli(monkeypatch, capsys, "status", "mine")[1]
+    assert "finished" in cli.done("status", "mine")
 
 
-def test_status_lists_a_folder_of_runs_and_a_command_asks_for_one_of_them(ended, monkeypatch, capsys):
+def test_status_lists_a_folder_of_runs_and_a_command_asks_for_one_of_them(ended, cli):
     runs = str(ended.parent)
-    code, out, _ = cli(monkeypatch, capsys, "status", runs)
-    assert code == 0 and out.split()[:2] == ["run", "phase"] and "mine" in out
-    assert [each["run"] for each in json.loads(cli(monkeypatch, capsys, "status", runs, "--json")[1])] == ["mine"]
-    code, _, err = cli(monkeypatch, capsys, "pause", runs)
-    assert code == 2
-    assert err.startswith(f"flowcredit: {runs} ") and f"`flowcredit status {runs}`" in err and err.count("\n") == 1
+    out = cli.done("status", runs)
+    assert out.split()[:2] == ["run", "phase"] and "mine" in out
+    assert [each["run"] for each in json.loads(cli.done("status", runs, "--json"))] == ["mine"]
+    line = cli.refused("pause", runs)
+    assert line.startswith(f"flowcredit: {runs} ") and f"`flowcredit status {runs}`" in line
 
 
 def test_a_narrow_terminal_keeps_every_actor_s_name_and_time_on_one_line():
@@ -115,13 +111,11 @@ def test_a_run_that_starts_shows_no_empty_facts():
         (("serve", ".", "--token-file", "none"), 2, "token file none cannot be read"),
     ],
 )
-def test_what_cannot_be_is_one_line(ended, monkeypatch, capsys, words, code, message):
+def test_what_cannot_be_is_one_line(ended, monkeypatch, cli, words, code, message):
     monkeypatch.chdir(ended.parents[1])
     monkeypatch.delenv("FLOWCREDIT_TOKEN", raising=False)
-    ended_with, _, err = cli(monkeypatch, capsys, *words)
-    assert ended_with == code
-    assert message in err
-    assert len(err.splitlines()) == 1
+    (line,) = cli.ended(*words, code=code)[1].splitlines()
+    assert message in line
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.folder.gallery import before_after_text, joined, read_gallery, write_before_after, write_gallery
+from deploy.folder.gallery import before_after_text, read_gallery, side_by_side, write_before_after, write_gallery
 from deploy.folder.heldout import read_heldout, write_heldout
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import RunJournal
@@ -65,7 +65,7 @@ def test_the_image_to_edit_is_on_the_left_and_the_wanted_one_on_the_right(tmp_pa
     assert (first[0], second[0]) == ("make it dark", "make it dark (2)")
     assert first[1].condition[[0, 16], 0, 0].tolist() == [255, 60]
     assert first[1].wanted[16, 16, 0] == 60 and (second[1].wanted == 255).all()
-    assert joined(first[1])[16, [1, 40, 75], 0].tolist() == [60, 200, 60]
+    assert side_by_side(first[1])[16, [1, 40, 75], 0].tolist() == [60, 200, 60]
     pixels = np.asarray(Image.open(write_before_after(tmp_path, first=0, last=9)).convert("RGB"))
     columns = [np.unique(np.nonzero((pixels == shade).all(2))[1]) for shade in (60, 120, 200)]
     edited = columns[0][columns[0] < columns[1].min()]

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.folder.location import default_folder, job_id, job_name, placed, runs_folder, stop_grace_s, stop_wait_s
+from deploy.folder.location import (
+    default_folder,
+    folder_named,
+    job_id,
+    job_name,
+    runs_folder,
+    stop_grace_s,
+    stop_wait_s,
+)
 from deploy.presets import load_config
 from protocol.errors import ConfigError, RunFolderError
 
@@ -26,7 +34,7 @@ def job(monkeypatch):
 def test_outside_a_job_runs_are_in_the_current_folder(monkeypatch):
     assert job_id() is None
     assert runs_folder() == Path("runs")
-    assert placed(Path("runs/mine")) == Path("runs/mine")
+    assert folder_named(Path("runs/mine")) == Path("runs/mine")
     assert default_folder("toy_geneval", load_config("toy_geneval")) == Path("runs/toy_geneval")
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert job_id() is None
@@ -35,8 +43,8 @@ def test_outside_a_job_runs_are_in_the_current_folder(monkeypatch):
 def test_in_a_job_runs_are_in_the_home_of_its_drivers_node(job):
     assert job_id() == "raysubmit_1"
     assert runs_folder() == Path("/home/ray/flowcredit/runs")
-    assert placed(Path("runs/mine")) == placed(Path("mine")) == Path("/home/ray/flowcredit/runs/mine")
-    assert placed(Path("/disk/mine")) == Path("/disk/mine")
+    assert folder_named(Path("runs/mine")) == folder_named(Path("mine")) == Path("/home/ray/flowcredit/runs/mine")
+    assert folder_named(Path("/disk/mine")) == Path("/disk/mine")
     config = load_config("toy_geneval")
     assert default_folder("toy_geneval", config) == runs_folder() / job_name("toy_geneval", config)
 
@@ -44,7 +52,7 @@ def test_in_a_job_runs_are_in_the_home_of_its_drivers_node(job):
 def test_a_variable_names_the_folder_of_runs(job, monkeypatch):
     monkeypatch.setenv("FLOWCREDIT_RUNS", "/disk/runs")
     assert runs_folder() == Path("/disk/runs")
-    assert placed(Path("runs/mine")) == Path("/disk/runs/mine")
+    assert folder_named(Path("runs/mine")) == Path("/disk/runs/mine")
     monkeypatch.setenv("FLOWCREDIT_RUNS", "~nobody_of_this_name/runs")
     with pytest.raises(ConfigError, match="cannot be resolved"):
         runs_folder()
@@ -53,7 +61,7 @@ def test_a_variable_names_the_folder_of_runs(job, monkeypatch):
 @pytest.mark.parametrize("run", ["../mine", "runs/../../mine", "runs", "."])
 def test_a_run_of_a_job_stays_in_the_folder_of_runs(job, run):
     with pytest.raises(RunFolderError, match=r"^--run must be a name or an absolute path in a Ray job, got "):
-        placed(Path(run))
+        folder_named(Path(run))
 
 
 def test_the_same_command_finds_its_run_and_another_config_gets_its_own():

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from deploy.folder.heldout import HeldoutScores, heldout_of
-from deploy.folder.paired import fallen, group_difference, paired_difference, score_of, why_unpaired
+from deploy.folder.paired import change_text, group_difference, paired_difference, score_of, why_unpaired
 from protocol.config.run import EvaluationConfig
 from tests.support.runs.ended import an_evaluation
 
@@ -120,7 +120,7 @@ def test_a_reading_that_fell_is_said_to_fall_unless_chance_explains_it():
     def measured(values: np.ndarray):
         return held(scores).model_copy(update={"scores": {"score": scores.tolist(), "diversity": values.tolist()}})
 
-    assert fallen(measured(diversity), measured(diversity - 0.2), "diversity") == "diversity falls: 0.450 → 0.250"
+    assert change_text(measured(diversity), measured(diversity - 0.2), "diversity") == "diversity falls: 0.450 → 0.250"
     mixed = diversity + 0.1 * np.array([[1], [-1], [-1], [1], [1], [-1.1]])
-    assert fallen(measured(diversity), measured(mixed), "diversity").startswith("diversity 0.450 → ")
-    assert fallen(held(scores), held(scores), "diversity") == ""
+    assert change_text(measured(diversity), measured(mixed), "diversity").startswith("diversity 0.450 → ")
+    assert change_text(held(scores), held(scores), "diversity") == ""

@@ -47,33 +47,27 @@ class OnePool:
         ("starting", "one more needs 1 GPU on one node, 0 GPU free", ["Unschedulable"]),
     ],
 )
-def test_an_actor_that_only_starts_is_not_called_unschedulable(tiny_config, monkeypatch, phase, shortage, reasons):
+async def test_an_actor_that_only_starts_is_not_called_unschedulable(
+    tiny_config, monkeypatch, phase, shortage, reasons
+):
     monkeypatch.setattr(control_module, "WAITING_S", -1.0)
     monkeypatch.setattr(control_module, "STARTING_S", -1.0)
     sink = Told()
-
-    async def reconcile() -> None:
-        fleet: Any = OnePool(shortage)
-        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
-        reporter.phase = phase
-        await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
-
-    asyncio.run(reconcile())
+    fleet: Any = OnePool(shortage)
+    reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+    reporter.phase = phase
+    await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
     assert list(sink.reasons.values()) == reasons
 
 
-def test_a_cluster_that_seems_full_while_actors_start_is_not_called_too_small(tiny_config, monkeypatch):
+async def test_a_cluster_that_seems_full_while_actors_start_is_not_called_too_small(tiny_config, monkeypatch):
     """Ray gives a waiting actor its CPU before its process stands."""
     monkeypatch.setattr(control_module, "WAITING_S", -1.0)
     sink = Told()
-
-    async def reconcile() -> None:
-        fleet: Any = OnePool("one more needs 1 CPU on one node, 0 CPU free in the cluster")
-        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
-        reporter.phase = "running"
-        await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
-
-    asyncio.run(reconcile())
+    fleet: Any = OnePool("one more needs 1 CPU on one node, 0 CPU free in the cluster")
+    reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+    reporter.phase = "running"
+    await Control(fleet, reporter, sink, asyncio.Event()).reconcile()
     assert list(sink.reasons.values()) == ["Starting"]
 
 
@@ -92,15 +86,15 @@ def test_a_shortage_is_only_what_no_node_has_room_for(nodes, shortage):
     assert shortage_of({"CPU": 1.0, "GPU": 0.0}, nodes) == shortage
 
 
-def test_a_refused_size_leaves_the_one_that_was_accepted_before(tiny_config):
-    async def ask() -> tuple[dict[str, int], list[str]]:
-        fleet: Any = OnePool()
-        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
-        reporter.phase, reporter.desired_sizes = "running", {"rollout": 3}
-        Control(fleet, reporter, Silent(), asyncio.Event()).take(new_command("scale", pool="rollout", count=8))
-        return reporter.desired_sizes, [command.state for command in reporter.buffers.commands.values()]
-
-    assert asyncio.run(ask()) == ({"rollout": 3}, ["failed"])
+async def test_a_refused_size_leaves_the_one_that_was_accepted_before(tiny_config):
+    fleet: Any = OnePool()
+    reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+    reporter.phase, reporter.desired_sizes = "running", {"rollout": 3}
+    Control(fleet, reporter, Silent(), asyncio.Event()).take(new_command("scale", pool="rollout", count=8))
+    assert (reporter.desired_sizes, [command.state for command in reporter.buffers.commands.values()]) == (
+        {"rollout": 3},
+        ["failed"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,18 +104,15 @@ def test_a_refused_size_leaves_the_one_that_was_accepted_before(tiny_config):
         (False, [("checkpoint", "failed"), ("stop", "done"), ("pause", "failed")]),
     ],
 )
-def test_a_run_that_ends_says_whether_its_last_iteration_has_a_checkpoint(tiny_config, is_saved, outcomes):
-    async def end() -> list[Command]:
-        fleet: Any = OnePool()
-        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
-        reporter.phase = "running"
-        control = Control(fleet, reporter, Silent(), asyncio.Event())
-        for kind in ("checkpoint", "stop", "pause"):
-            control.take(new_command(kind))
-        control.end(is_saved=is_saved)
-        return list(reporter.buffers.commands.values())
-
-    commands = asyncio.run(end())
+async def test_a_run_that_ends_says_whether_its_last_iteration_has_a_checkpoint(tiny_config, is_saved, outcomes):
+    fleet: Any = OnePool()
+    reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+    reporter.phase = "running"
+    control = Control(fleet, reporter, Silent(), asyncio.Event())
+    for kind in ("checkpoint", "stop", "pause"):
+        control.take(new_command(kind))
+    control.end(is_saved=is_saved)
+    commands = list(reporter.buffers.commands.values())
     assert [(command.kind, command.state) for command in commands] == outcomes
     assert ("with a checkpoint" in commands[1].message) == is_saved
 

@@ -147,22 +147,18 @@ def test_with_uniform_credit_the_terminal_shows_no_step_reward():
     assert shown.getvalue() == "iteration 1/10: reward 0.610 (rollout+reward 6.0 s, update 3.5 s, publish 0.0 s)\n"
 
 
-def test_a_failing_tracker_is_told_to_the_file_the_terminal_and_the_status(run, tiny_config):
+async def test_a_failing_tracker_is_told_to_the_file_the_terminal_and_the_status(run, tiny_config):
     shown = StringIO()
     journal = RunJournal(run, Progress(Console(file=shown, width=400)))
     name = f"{__name__}:Broken"
-
-    async def scene() -> Reporter:
-        reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
-        journal.join(reporter)
-        logging.getLogger().addHandler(reporter)
-        trackers = Trackers(tiny_config(status={"trackers": [name]}), run.path, journal)
-        await asyncio.to_thread(trackers.close)
-        await asyncio.sleep(0)
-        logging.getLogger().removeHandler(reporter)
-        return reporter
-
-    status = asyncio.run(scene()).status()
+    reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
+    journal.join(reporter)
+    logging.getLogger().addHandler(reporter)
+    trackers = Trackers(tiny_config(status={"trackers": [name]}), run.path, journal)
+    await asyncio.to_thread(trackers.close)
+    await asyncio.sleep(0)
+    logging.getLogger().removeHandler(reporter)
+    status = reporter.status()
     message = f"{name} is left out: the service is gone"
     assert [(c.type, c.reason, c.message) for c in status.conditions] == [(f"Tracker/{name}", "Failed", message)]
     assert [(line["type"], line["message"]) for line in filed(run)] == [(f"Tracker/{name}", message)]
@@ -186,71 +182,58 @@ def test_the_packages_whose_warnings_become_events_are_the_projects():
     assert {*PACKAGES, "flowcredit"} == set(project["tool"]["importlinter"]["root_packages"])
 
 
-def test_a_warning_is_settled_when_its_condition_holds_again(tiny_config):
-    async def scenario():
-        config = tiny_config()
-        reporter = Reporter(config, name="mine", lines=[], fleet=LocalFleet(config))
-        bad = Condition(type="BoardConnected", status="False", reason="Away", message="no answer", since=1.0)
-        reporter.condition(bad, None)
-        reporter.event("another matter: stays", "warning")
-        before = [event.message for event in reporter.status().errors]
-        reporter.condition(bad.model_copy(update={"status": "True"}), bad)
-        return before, [event.message for event in reporter.status().errors]
-
-    before, after = asyncio.run(scenario())
+async def test_a_warning_is_settled_when_its_condition_holds_again(tiny_config):
+    config = tiny_config()
+    reporter = Reporter(config, name="mine", lines=[], fleet=LocalFleet(config))
+    bad = Condition(type="BoardConnected", status="False", reason="Away", message="no answer", since=1.0)
+    reporter.condition(bad, None)
+    reporter.event("another matter: stays", "warning")
+    before = [event.message for event in reporter.status().errors]
+    reporter.condition(bad.model_copy(update={"status": "True"}), bad)
     assert before == ["BoardConnected: no answer", "another matter: stays"]
-    assert after == ["another matter: stays"]
+    assert [event.message for event in reporter.status().errors] == ["another matter: stays"]
 
 
-def test_the_first_held_out_score_stays_when_the_board_has_dropped_its_line(tiny_config):
-    async def scenario() -> tuple[float | None, float | None]:
-        config = tiny_config()
-        lines = [{"iteration": 0, "evaluation/score": 0.25}] + [
-            {"iteration": n, "reward/mean": 0.5} for n in range(1, LINES_KEPT + 1)
-        ]
-        reporter = Reporter(
-            config, name="mine", lines=[*lines, {"iteration": 9, "evaluation/score": 0.75}], fleet=LocalFleet(config)
-        )
-        rewards = reporter.status().rewards
-        return rewards.heldout_first, rewards.heldout
-
-    assert asyncio.run(scenario()) == (0.25, 0.75)
+async def test_the_first_held_out_score_stays_when_the_board_has_dropped_its_line(tiny_config):
+    config = tiny_config()
+    lines = [{"iteration": 0, "evaluation/score": 0.25}] + [
+        {"iteration": n, "reward/mean": 0.5} for n in range(1, LINES_KEPT + 1)
+    ]
+    reporter = Reporter(
+        config, name="mine", lines=[*lines, {"iteration": 9, "evaluation/score": 0.75}], fleet=LocalFleet(config)
+    )
+    rewards = reporter.status().rewards
+    assert (rewards.heldout_first, rewards.heldout) == (0.25, 0.75)
 
 
-def test_an_evaluation_keeps_the_actors_busy_in_no_iteration(tiny_config):
+async def test_an_evaluation_keeps_the_actors_busy_in_no_iteration(tiny_config):
     class Worked(LocalFleet):
         seconds = 0.0
 
         def busy_seconds(self) -> dict[str, float]:
             return dict.fromkeys(super().busy_seconds(), self.seconds)
 
-    async def scenario() -> list[float | None]:
-        fleet, shares = Worked(tiny_config()), []
-        reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
-        for iteration in (1, 2):
-            fleet.seconds += 5.0
-            reporter.recorded(iteration, {"iteration": iteration, "reward/mean": 0.5, "seconds/iteration": 10.0})
-            shares.append(next(pool.busy_share for pool in reporter.status().pools if pool.name == "rollout"))
-            fleet.seconds += 100.0
-            reporter.evaluated(iteration, Evaluation(score=0.5, by_tag={}, missing=0, images=1))
-        return shares
-
-    assert asyncio.run(scenario()) == [0.5, 0.5]
+    fleet, shares = Worked(tiny_config()), []
+    reporter = Reporter(tiny_config(), name="mine", lines=[], fleet=fleet)
+    for iteration in (1, 2):
+        fleet.seconds += 5.0
+        reporter.recorded(iteration, {"iteration": iteration, "reward/mean": 0.5, "seconds/iteration": 10.0})
+        shares.append(next(pool.busy_share for pool in reporter.status().pools if pool.name == "rollout"))
+        fleet.seconds += 100.0
+        reporter.evaluated(iteration, Evaluation(score=0.5, by_tag={}, missing=0, images=1))
+    assert shares == [0.5, 0.5]
 
 
-def test_an_evaluation_has_the_interval_of_its_change_and_the_status_the_method_and_its_words(run):
-    async def scene() -> Reporter:
-        shown = StringIO()
-        journal = RunJournal(run, Progress(Console(file=shown, width=400)))
-        reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
-        journal.join(reporter)
-        scores = np.linspace(0.2, 0.6, 12).reshape(6, 2)
-        await journal.evaluated(0, an_evaluation(scores))
-        await journal.evaluated(8, an_evaluation(scores + 0.25))
-        assert "since the start 95 %: +0.250 to +0.250" in shown.getvalue().splitlines()[-1]
-        return reporter
-
-    status = asyncio.run(scene()).status()
+async def test_an_evaluation_has_the_interval_of_its_change_and_the_status_the_method_and_its_words(run):
+    shown = StringIO()
+    journal = RunJournal(run, Progress(Console(file=shown, width=400)))
+    reporter = Reporter(run.config, name="run", lines=[], fleet=LocalFleet(run.config))
+    journal.join(reporter)
+    scores = np.linspace(0.2, 0.6, 12).reshape(6, 2)
+    await journal.evaluated(0, an_evaluation(scores))
+    await journal.evaluated(8, an_evaluation(scores + 0.25))
+    assert "since the start 95 %: +0.250 to +0.250" in shown.getvalue().splitlines()[-1]
+    status = reporter.status()
     assert status.rewards.heldout_change == pytest.approx((0.25, 0.25), abs=1e-5)
     assert run.lines()[-1]["heldout_change/low"] == pytest.approx(0.25, abs=1e-5)
     assert "heldout_change/low" not in run.lines()[0]

@@ -106,11 +106,7 @@ def test_trackers_see_the_images_of_evaluations_and_the_recorded_trajectories(co
 @pytest.mark.parametrize("values", ["raw", "calibrated"])
 def test_recorded_trajectories_hold_rewards_values_and_what_the_learner_made_of_them(config, tmp_path, values):
     go(config(iterations=2, credit={"rule": "gains", "values": values}), tmp_path / "run")
-
-    async def read():
-        return await FolderSource(tmp_path / "run").record("run", 2)
-
-    record = asyncio.run(read())
+    record = asyncio.run(FolderSource(tmp_path / "run").record("run", 2))
     assert record is not None
     assert (record.steps, record.width, record.height, len(record.trajectories)) == ([0, 1, 2], 16, 16, 2)
     for trajectory in record.trajectories:
@@ -245,7 +241,7 @@ def test_a_command_to_an_earlier_process_is_refused_and_one_to_this_process_is_n
     async def leave(command: Command) -> None:
         board = Board(address)
         await answering(board)
-        await board.ask("run", command)
+        await board.send("run", command)
         await board.close()
 
     old, new = asked_by_another_host("stop"), asked_by_another_host("checkpoint")

@@ -67,6 +67,7 @@ def test_a_page_s_server_that_is_killed_is_started_again_at_the_same_address(tmp
     assert not (tmp_path / TOKEN).exists()
 
 
+@pytest.mark.whole
 def test_runs_started_at_the_same_time_have_an_address_each(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -82,30 +83,26 @@ def test_runs_started_at_the_same_time_have_an_address_each(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(200)
-def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_path: Path, monkeypatch):
+async def test_the_page_of_a_run_on_a_shared_board_is_the_board_s(tiny_config, tmp_path: Path, monkeypatch):
     shared = BoardServer(tmp_path)
     shared.start()
     monkeypatch.setenv("FLOWCREDIT_BOARD", shared.url)
     config = tiny_config(status={"heartbeat_s": 0.05})
     run, stop = open_run_folder(tmp_path / "mine", config), asyncio.Event()
-
-    async def steered() -> str:
-        async with Observed(run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
-            observed.reporter.begin(0)
-            address = observed.open_page()
-            assert address is not None
-            await asyncio.to_thread(until_served, address)
-            token = (run.path / TOKEN).read_text()
-            request = urllib.request.Request(
-                f"{address.partition('#')[0]}runs/mine/commands",
-                data=b'{"command": "stop"}',
-                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            )
-            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=60) as answer:
-                assert answer.status == 202
-            await stop.wait()
-            return address
-
-    assert asyncio.run(asyncio.wait_for(steered(), 100)).endswith("/#run=mine")
+    async with Observed(run, LocalFleet(config), RunJournal(run, Progress()), stop) as observed:
+        observed.reporter.begin(0)
+        address = observed.open_page()
+        assert address is not None
+        await asyncio.to_thread(until_served, address)
+        token = (run.path / TOKEN).read_text()
+        request = urllib.request.Request(
+            f"{address.partition('#')[0]}runs/mine/commands",
+            data=b'{"command": "stop"}',
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        with await asyncio.to_thread(urllib.request.urlopen, request, timeout=60) as answer:
+            assert answer.status == 202
+        await stop.wait()
+    assert address.endswith("/#run=mine")
     run.close()
     shared.stop()

@@ -73,7 +73,7 @@ def test_a_recording_that_fails_is_a_warning(
     assert "the trajectories of iteration 1 were not recorded" in caplog.text and reason in caplog.text
 
 
-def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
+async def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
     tiny_config: Callable[..., RunConfig],
 ) -> None:
     records: list[Any] = []
@@ -81,16 +81,13 @@ def test_a_learner_that_never_answers_delays_neither_an_iteration_nor_the_end(
     async def keep(record: Any) -> None:
         records.append(record)
 
-    async def scene() -> None:
-        ports = Ports(rollouts=None, rewards=None, learner=Silent(), adapters=None)  # type: ignore[arg-type]
-        recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
-        shard = ScoredShard(rollout=None, facts=None, scores=scored([1.0]))  # type: ignore[arg-type]
-        for iteration in range(3):
-            request = replace(REQUEST, iteration=iteration)
-            recorder.rolled_out(request, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
-            recorder.learned(iteration, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
-            await asyncio.sleep(0)
-        await recorder.finish(timeout_s=0.01)
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    ports = Ports(rollouts=None, rewards=None, learner=Silent(), adapters=None)  # type: ignore[arg-type]
+    recorder = TrajectoryRecorder(tiny_config(), ports, sink=keep)
+    shard = ScoredShard(rollout=None, facts=None, scores=scored([1.0]))  # type: ignore[arg-type]
+    for iteration in range(3):
+        request = replace(REQUEST, iteration=iteration)
+        recorder.rolled_out(request, np.zeros((1, 2, 2, 3), np.uint8))  # type: ignore[arg-type]
+        recorder.learned(iteration, [ScoredGroup(prompt=PROMPT, shards=(shard,))])
+        await asyncio.sleep(0)
+    await recorder.finish(timeout_s=0.01)
     assert records == []

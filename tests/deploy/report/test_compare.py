@@ -9,7 +9,6 @@ from deploy.report.compare import compare
 from deploy.report.page import report_of
 from deploy.report.runs import read_runs
 from protocol.errors import RunFolderError
-from tests.support.commands import run_cli
 from tests.support.runs.ended import an_ended_run
 
 
@@ -61,42 +60,34 @@ def test_the_same_run_twice_and_a_run_without_metrics_are_refused(tmp_path, tiny
         compare(one, other)
 
 
-def test_the_commands_find_runs_by_name_and_write_json(tmp_path, tiny_config, monkeypatch, capsys):
+def test_the_commands_find_runs_by_name_and_write_json(tmp_path, tiny_config, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     for name, lift in (("one", 0.1), ("other", 0.2)):
         an_ended_run(tmp_path / "runs" / name, tiny_config(), lift=lift)
 
-    def run(*words: str) -> str:
-        assert run_cli(monkeypatch, *words) == 0, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    assert json.loads(run("compare", "one", "runs/other", "--json"))["heldout"][0]["difference"]["low"] > 0.09
-    table = run("compare", "one", "other")
+    assert json.loads(cli.done("compare", "one", "runs/other", "--json"))["heldout"][0]["difference"]["low"] > 0.09
+    table = cli.done("compare", "one", "other")
     assert "+0.100 [+0.100, +0.100]" in table
     assert max(map(len, table.splitlines())) <= 80
-    assert run("report", "one", "other", "--out", "mine.html").strip() == "mine.html"
+    assert cli.done("report", "one", "other", "--out", "mine.html").strip() == "mine.html"
     assert (tmp_path / "mine.html").is_file()
 
 
-def test_a_run_that_is_not_there_is_one_line(monkeypatch, capsys, tmp_path):
+def test_a_run_that_is_not_there_is_one_line(monkeypatch, tmp_path, cli):
     monkeypatch.chdir(tmp_path)
-    assert run_cli(monkeypatch, "report", "nothing") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("report", "nothing")
     assert "there is no run folder nothing and no runs/nothing" in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(
-    tmp_path, tiny_config, monkeypatch, capsys
-):
+def test_groups_of_seeds_are_compared_with_an_interval_over_seeds_and_the_cost(tmp_path, tiny_config, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     for seed in range(3):
         an_ended_run(tmp_path / f"runs/flow_{seed}", tiny_config(seed=seed), lift=0.1 + 0.01 * seed)
         tree = tiny_config(seed=seed, sampling={"noise_level": 0.9})
         an_ended_run(tmp_path / f"runs/tree_{seed}", tree, lift=0.2 + 0.01 * seed)
     words = [*sorted(map(str, tmp_path.glob("runs/flow_*"))), "--", *sorted(map(str, tmp_path.glob("runs/tree_*")))]
-    assert run_cli(monkeypatch, "compare", *words, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli.done("compare", *words, "--json"))
     assert (found["first"], found["second"]) == ("flow (3 seeds)", "tree (3 seeds)")
     assert found["heldout"][0]["difference"]["has_seeds"]
     assert found["heldout"][0]["difference"]["value"] == pytest.approx(0.1, abs=1e-5)
@@ -116,10 +107,9 @@ def test_a_difference_within_chance_is_said_to_be_chance(tmp_path, tiny_config):
     assert "better" not in found.verdict
 
 
-def test_more_than_two_runs_need_their_two_groups(monkeypatch, capsys):
+def test_more_than_two_runs_need_their_two_groups(cli):
     for words in (["a", "b", "c"], ["a"], ["a", "--"], ["a", "--", "b", "--", "c"]):
-        assert run_cli(monkeypatch, "compare", *words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = cli.refused("compare", *words)
         assert "two groups with -- between them" in line
 
 

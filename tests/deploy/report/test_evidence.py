@@ -1,23 +1,18 @@
 """`flowcredit evidence`: what a folder to publish holds, and that nothing half written is left."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from deploy.report.evidence import commit
 from protocol.ground.files import sha256_of
-from tests.support.commands import run_cli
 from tests.support.paths import ROOT
 from tests.support.runs.ended import an_ended_run
 
 
-def test_a_folder_to_publish_has_config_curves_images_scores_and_their_hashes(
-    tmp_path: Path, tiny_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_folder_to_publish_has_config_curves_images_scores_and_their_hashes(tmp_path, tiny_config, cli):
     run, out = an_ended_run(tmp_path / "run", tiny_config()), tmp_path / "evidence"
-    assert run_cli(monkeypatch, "evidence", str(run), "--out", str(out), "--device", "8 x H100") == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    assert cli.done("evidence", str(run), "--out", str(out), "--device", "8 x H100").strip() == str(out)
     facts = json.loads((out / "evidence.json").read_text())
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     iterations = [line for line in metrics if "reward/mean" in line]
@@ -31,20 +26,16 @@ def test_a_folder_to_publish_has_config_curves_images_scores_and_their_hashes(
     assert {"config.yaml", "metrics.jsonl", "report.html"} < held.keys()
     assert {part for name in held if "/" in name for part in [name.split("/")[0]]} == {"gallery", "charts"}
     assert facts["sha256"] == {name: sha256_of(path) for name, path in held.items()}
-    assert run_cli(monkeypatch, "evidence", str(run), "--out", str(out)) == 2
-    assert "--out must be a new or empty folder" in capsys.readouterr().err
+    assert "--out must be a new or empty folder" in cli.refused("evidence", str(run), "--out", str(out))
 
 
-def test_without_a_run_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_a_run_nothing_is_written(tmp_path, cli):
     (tmp_path / "run").mkdir()
-    assert run_cli(monkeypatch, "evidence", str(tmp_path / "run"), "--out", str(tmp_path / "out")) == 2
-    assert "must hold config.yaml" in capsys.readouterr().err
+    assert "must hold config.yaml" in cli.refused("evidence", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commit_is_that_of_this_checkout() -> None:
+def test_the_commit_is_that_of_this_checkout():
     if not (ROOT / ".git").exists():
         pytest.skip("no git checkout")
     assert len((commit() or "").rstrip("+")) == 40

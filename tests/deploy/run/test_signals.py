@@ -32,43 +32,32 @@ def _terminal() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["stop", "closed terminal"])
-def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
-    async def scene():
-        said = []
-        with stop_on_signal(said.append, within_s=30) as stop:
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(stop.wait(), 60)
-            await asyncio.sleep(0.05)
-        return said
-
-    (said,) = asyncio.run(scene())
-    assert "with a checkpoint" in said
+async def test_the_first_signal_sets_the_event_and_leaves_the_work_alone(number):
+    said = []
+    with stop_on_signal(said.append, within_s=30) as stop:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 60)
+        await asyncio.sleep(0.05)
+    (line,) = said
+    assert "with a checkpoint" in line
 
 
-def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
-    async def scene():
-        said = []
-        with stop_on_signal(said.append, within_s=0.1):
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(60)
-        return said
-
-    said = asyncio.run(asyncio.wait_for(scene(), 50))
+async def test_work_that_does_not_end_in_time_is_left_and_the_run_ends_in_order():
+    said = []
+    with stop_on_signal(said.append, within_s=0.1):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
     assert "did not end within 0.1 s and was abandoned" in said[1]
 
 
-def test_a_stop_without_a_signal_has_the_same_deadline():
+async def test_a_stop_without_a_signal_has_the_same_deadline():
     """A command through the board sets the event."""
-
-    async def scene():
-        said = []
-        with stop_on_signal(said.append, within_s=0.1) as stop:
-            stop.set()
-            await asyncio.sleep(60)
-        return said
-
-    (said,) = asyncio.run(asyncio.wait_for(scene(), 50))
-    assert "did not end within 0.1 s and was abandoned" in said
+    said = []
+    with stop_on_signal(said.append, within_s=0.1) as stop:
+        stop.set()
+        await asyncio.sleep(60)
+    (line,) = said
+    assert "did not end within 0.1 s and was abandoned" in line
 
 
 def test_the_second_signal_ends_at_once():
@@ -82,29 +71,24 @@ def test_the_second_signal_ends_at_once():
         asyncio.run(scene())
 
 
-def test_a_terminal_that_closes_for_shell_and_system_stops_a_run_with_a_checkpoint():
-    async def scene():
-        said = []
-        with stop_on_signal(said.append, within_s=30) as stop:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGHUP)
-                await asyncio.sleep(0.05)
-            return stop.is_set(), said
-
-    is_set, (said,) = asyncio.run(scene())
-    assert is_set and "with a checkpoint" in said
+async def test_a_terminal_that_closes_for_shell_and_system_stops_a_run_with_a_checkpoint():
+    said = []
+    with stop_on_signal(said.append, within_s=30) as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        assert stop.is_set()
+    (line,) = said
+    assert "with a checkpoint" in line
     os.kill(os.getpid(), signal.SIGHUP)  # the last of them may come late
 
 
-def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
-    async def scene():
-        with stop_on_signal(lambda text: None, within_s=30) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.05)
-            return stop.is_set()
-
+async def test_a_closed_terminal_stops_no_run_that_was_started_with_nohup():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert not asyncio.run(scene())
+    with stop_on_signal(lambda text: None, within_s=30) as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert not stop.is_set()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 

@@ -22,11 +22,10 @@ from learner.loop.hacking import HackingGuard, Measured
 from protocol.config.run import RunConfig
 from protocol.errors import LearnerFailedError, PoolError
 from protocol.ground.files import by_iteration, iteration_name
-from protocol.messages import LearnerState, Prompt
+from protocol.messages import LearnerState
 from protocol.ports import Ports
+from tests.support.runs.watched import HELDOUT, TRAIN
 
-TRAIN = tuple(Prompt(index=i, text=text) for i, text in enumerate(("a red circle", "a blue square", "two")))
-HELDOUT = (Prompt(index=0, text="one"),)
 Story = tuple[str, list[dict[str, Any]]]
 
 

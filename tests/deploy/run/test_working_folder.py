@@ -9,7 +9,6 @@ import pytest
 
 from protocol.messages import Metadata, Scores
 from rewards.scores import scored
-from tests.support.commands import run_cli
 from tests.support.runs.presets import small_preset
 
 
@@ -35,17 +34,14 @@ def started(tmp_path: Path, tiny_sd3: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
-def test_a_scorer_that_changes_the_working_folder_moves_no_results(
-    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli(monkeypatch, "train", "preset.yaml", "--local", "--run", "runs/mine") == 0
-    said = capsys.readouterr().out
+def test_a_scorer_that_changes_the_working_folder_moves_no_results(started, monkeypatch, cli):
+    said = cli.done("train", "preset.yaml", "--local", "--run", "runs/mine")
     lora = "runs/mine/checkpoints/iteration_000001/pytorch_lora_weights.safetensors"
     assert f"LoRA      {lora}\n" in said and "images    runs/mine/gallery/before_after.png\n" in said
     assert (started / lora).is_file()
     monkeypatch.chdir(started)
-    assert run_cli(monkeypatch, "train", "--local", "--run", "runs/mine") == 0
-    assert "continuing from runs/mine/checkpoints/iteration_000001\n" in capsys.readouterr().out
-    assert run_cli(monkeypatch, "eval", "runs/mine", "--local", "--out", "scored") == 0
-    assert "written   scored/evaluation.json\n" in capsys.readouterr().out
+    assert "continuing from runs/mine/checkpoints/iteration_000001\n" in cli.done(
+        "train", "--local", "--run", "runs/mine"
+    )
+    assert "written   scored/evaluation.json\n" in cli.done("eval", "runs/mine", "--local", "--out", "scored")
     assert (started / "scored" / "evaluation.json").is_file()

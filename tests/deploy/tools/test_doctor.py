@@ -18,7 +18,6 @@ from deploy.tools.verify import ledger_faults, verify
 from learner.checkpoint import read_checkpoint, write_checkpoint
 from protocol.errors import RunFolderError
 from protocol.messages import Adapter, LearnerState, digest_of
-from tests.support.commands import run_cli
 
 
 def found(question: Question) -> dict[str, Finding]:
@@ -110,12 +109,10 @@ def test_a_check_that_fails_itself_is_a_line(monkeypatch, tmp_path):
     assert "a disk on fire" in finding.found
 
 
-def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, capsys):
+def test_the_command_s_exit_code_tells_whether_a_run_can_start(monkeypatch, cli):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert run_cli(monkeypatch, "doctor", "toy_geneval") == 0
-    assert "ok    model" in capsys.readouterr().out
-    assert run_cli(monkeypatch, "doctor", "toy_geneval", "model.path=/nowhere") == 1
-    assert "BAD   preset" in capsys.readouterr().out
+    assert "ok    model" in cli.done("doctor", "toy_geneval")
+    assert "BAD   preset" in cli.ended("doctor", "toy_geneval", "model.path=/nowhere", code=1)[0]
 
 
 def state(iteration: int) -> LearnerState:
@@ -136,10 +133,9 @@ def folder(tiny_config, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_whole_run_is_verified(folder, monkeypatch, capsys):
+def test_a_whole_run_is_verified(folder, cli):
     assert all(each.is_whole for each in verify(folder))
-    assert run_cli(monkeypatch, "verify", str(folder)) == 0
-    assert "every group exactly once" in capsys.readouterr().out
+    assert "every group exactly once" in cli.done("verify", str(folder))
 
 
 def harm_checkpoint(run: Path) -> None:
@@ -176,10 +172,10 @@ def harm_prompts(run: Path) -> None:
     ],
     ids=["checkpoint", "ledger", "end of the ledger", "no metrics", "prompts", "metrics", "config", "inputs", "latest"],
 )
-def test_what_is_not_whole_is_named(folder, harm, subject, monkeypatch):
+def test_what_is_not_whole_is_named(folder, harm, subject, cli):
     harm(folder)
     assert [each.subject for each in verify(folder) if not each.is_whole] == [subject]
-    assert run_cli(monkeypatch, "verify", str(folder)) == 1
+    cli.ended("verify", str(folder), code=1)
 
 
 def test_a_run_that_goes_on_meanwhile_is_whole(folder, monkeypatch):

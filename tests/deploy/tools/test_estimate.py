@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deploy.tools.estimate import estimate, pass_cost, shared_memory
+from deploy.tools.estimate import bundle_memory, estimate, pass_cost
 from deploy.tools.fake_memory import CostMeter
 from flow.models.families import ATTENTION
 from flow.models.hollow import attach_hollow_adapter, hollow_backbone
@@ -305,8 +305,8 @@ def test_shards_that_explore_different_steps_are_counted_each(tiny_config: Confi
 def test_a_shared_gpu_holds_both_sides_or_one_and_what_the_other_keeps() -> None:
     rollout = {"transformer": 50, "text encoders": 7, "context": 1, "largest step": 20}
     learner = {"transformer": 50, "text encoders": 7, "context": 1, "optimizer": 4, "forward and backward": 30}
-    assert shared_memory(rollout, learner, offload=False) == 78 + 92
-    assert shared_memory(rollout, learner, offload=True) == 92 + 8
+    assert bundle_memory(rollout, learner, offload=False) == 78 + 92
+    assert bundle_memory(rollout, learner, offload=True) == 92 + 8
 
 
 def test_one_process_for_both_sides_has_the_model_once_and_the_larger_of_their_steps(tiny_config: Config) -> None:

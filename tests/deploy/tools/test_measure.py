@@ -9,7 +9,6 @@ from deploy.tools.estimate import estimate
 from deploy.tools.measure import CARDS, assumed_tflops, find_card, measure
 from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
-from tests.support.commands import run_cli
 
 Config = Callable[..., RunConfig]
 
@@ -32,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "best_device", lambda: "cpu")
 
 
-def test_a_whole_model_is_measured_in_its_own_shapes(tiny_config: Config) -> None:
+def test_a_whole_model_is_measured_in_its_own_shapes(tiny_config):
     config = tiny_config(group={"size": 4, "shard": 2}, model={"decode_batch": 1})
     counts = estimate(config).evaluations
     speed = measure(config, counts)
@@ -41,7 +40,7 @@ def test_a_whole_model_is_measured_in_its_own_shapes(tiny_config: Config) -> Non
     assert f"use --tflops {speed.tflops:.3g}" in list(speed.lines())[-1]
 
 
-def test_a_cut_model_counts_by_its_operations(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_model_counts_by_its_operations(tiny_config, monkeypatch):
     monkeypatch.setattr(measuring, "LARGE", 0.0)
     monkeypatch.setattr(measuring, "CUT", {"height": 8, "width": 8})
     config = tiny_config()
@@ -52,13 +51,13 @@ def test_a_cut_model_counts_by_its_operations(tiny_config: Config, monkeypatch: 
     assert speed.images == pytest.approx(0.25, rel=0.2), "a quarter of an image in a second"
 
 
-def test_decoding_is_counted_by_image(tiny_config: Config) -> None:
+def test_decoding_is_counted_by_image(tiny_config):
     counts = estimate(tiny_config()).evaluations
     assert counts.decoding_flops == pytest.approx(counts.images * counts.image_flops)
     assert counts.image_flops > 0
 
 
-def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> None:
+def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused():
     assert find_card("NVIDIA H200") == CARDS["H200"]
     assert find_card("NVIDIA A100-SXM4-80GB") == CARDS["A100"]
     assert find_card("CPU") is None
@@ -77,9 +76,6 @@ def test_a_card_reaches_a_share_of_its_peak_and_an_unknown_one_is_refused() -> N
         ),
     ],
 )
-def test_words_that_do_not_fit_are_one_line(
-    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli(monkeypatch, *words) == 2
-    (said,) = capsys.readouterr().err.splitlines()
+def test_words_that_do_not_fit_are_one_line(words, line, cli):
+    said = cli.refused(*words)
     assert line in said

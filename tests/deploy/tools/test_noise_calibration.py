@@ -13,11 +13,10 @@ from deploy.tools.noise_calibration import calibrate, first_levels, is_balanced
 from flow.models.load import load_backbone
 from flow.policy import policy_of
 from protocol.errors import ContractError
-from tests.support.commands import run_cli
 from tests.support.paths import ROOT
 
 
-def test_counts_balance_when_they_differ_by_less_than_the_tolerance() -> None:
+def test_counts_balance_when_they_differ_by_less_than_the_tolerance():
     gains = np.array([[0.1, 0.1, 0.0, -0.1]] * 13 + [[-0.1, 0.1, 0.0, -0.1]] * 11)
     assert is_balanced(gains, 2.0).tolist() == [False, False, True, False]
     assert is_balanced(gains, 2.1).tolist() == [True, False, True, False]
@@ -34,12 +33,12 @@ def walk(threshold: float, start: float, highest: float = 1.0, rounds: int = 30)
     return calibrate([start], measure, lambda text: None, rounds=rounds, highest=highest)
 
 
-def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_between() -> None:
+def test_a_level_rises_while_signs_balance_falls_when_they_do_not_and_settles_between():
     assert walk(0.5, 0.45)[0] == pytest.approx(0.5, abs=0.011)
     assert walk(0.5, 0.55)[0] == pytest.approx(0.5, abs=0.011)
 
 
-def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
+def test_a_step_without_a_valid_gain_stays_where_it_is():
     said: list[str] = []
 
     def measure(levels: Any, number: int) -> np.ndarray:
@@ -53,7 +52,7 @@ def test_a_step_without_a_valid_gain_stays_where_it_is() -> None:
     assert said[-1] == "steps [1] never had a gain and keep their first level"
 
 
-def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
+def test_the_tolerance_counts_only_the_gains_that_a_step_has():
     gains = np.full((96, 2), np.nan)
     gains[:24, 0] = gains[:, 1] = 1.0
     gains[:11, 0] = gains[:46, 1] = -1.0
@@ -61,13 +60,13 @@ def test_the_tolerance_counts_only_the_gains_that_a_step_has() -> None:
     assert is_balanced(gains, 2.0).tolist() == [False, False]
 
 
-def test_levels_stay_above_zero_and_below_what_the_kernel_takes() -> None:
+def test_levels_stay_above_zero_and_below_what_the_kernel_takes():
     assert walk(-1.0, 0.03, rounds=10) == [0.01]
     assert walk(2.0, 0.97, rounds=10) == [1.0]
     assert walk(2.0, 0.97, highest=5.0, rounds=10) == [pytest.approx(1.07)]
 
 
-def test_rounds_end_early_once_every_level_has_turned_twice() -> None:
+def test_rounds_end_early_once_every_level_has_turned_twice():
     rounds = []
 
     def measure(levels: Any, number: int) -> np.ndarray:
@@ -79,12 +78,12 @@ def test_rounds_end_early_once_every_level_has_turned_twice() -> None:
     assert len(rounds) < 10
 
 
-def test_scores_that_are_all_missing_end_it() -> None:
+def test_scores_that_are_all_missing_end_it():
     with pytest.raises(ContractError, match="needs at least one valid score, got none"):
         calibrate([0.5], lambda levels, number: np.full((4, 1), np.nan), lambda text: None, rounds=30)
 
 
-def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing() -> None:
+def test_a_level_at_its_limit_and_a_step_that_never_gains_hold_up_nothing():
     rounds, said = [], []
 
     def measure(levels: Any, number: int) -> np.ndarray:
@@ -118,7 +117,7 @@ def preset(tmp_path: Path, tiny_sd3: Path) -> Path:
 
 
 @pytest.mark.parametrize("merge_std", [0.0, 0.75])
-def test_the_first_round_draws_as_flow_sde_does(preset: Path, merge_std: float) -> None:
+def test_the_first_round_draws_as_flow_sde_does(preset, merge_std):
     config = load_config(preset, overrides=["method=dense_grpo", f"sampling.merge_std={merge_std}"])
     backbone = load_backbone(config.model)
     kernel, levels = first_levels(config, backbone)
@@ -140,50 +139,44 @@ def _written(folder: Path, tree: Any) -> Path:
     return path
 
 
-def test_the_command_writes_a_config_that_trains_as_it_is(preset, tmp_path, monkeypatch, capsys) -> None:
+def test_the_command_writes_a_config_that_trains_as_it_is(preset, tmp_path, cli):
     out = tmp_path / "calibrated.yaml"
     words = ("calibrate-noise", str(preset), "method=dense_grpo", "--rounds", "2", "--prompts", "1", "--out", str(out))
-    assert run_cli(monkeypatch, *words) == 0
+    said = cli.done(*words)
     config = load_config(out)
     assert config.sampling.kernel == "dance_sde"
     assert len(config.sampling.noise_levels) == 3
     assert config.credit.normalise == "per_step"
-    assert f"flowcredit train {out}" in capsys.readouterr().out
+    assert f"flowcredit train {out}" in said
 
 
 @pytest.mark.parametrize(
     ("name", "rule"), [("mine", "--out must end in .yaml or .yml"), ("no/such/x.yaml", "cannot be written: no folder")]
 )
-def test_a_path_that_cannot_take_the_table_is_refused_before_the_work(
-    preset, tmp_path, monkeypatch, capsys, name: str, rule: str
-) -> None:
+def test_a_path_that_cannot_take_the_table_is_refused_before_the_work(preset, tmp_path, cli, name, rule):
     out = tmp_path / name
-    assert run_cli(monkeypatch, "calibrate-noise", str(preset), "method=dense_grpo", "--out", str(out)) != 0
-    said = capsys.readouterr()
-    assert rule in said.err and len(said.err.splitlines()) == 1 and "round" not in said.out
+    out_said, err = cli.ended("calibrate-noise", str(preset), "method=dense_grpo", "--out", str(out), code=2)
+    assert rule in err and len(err.splitlines()) == 1 and "round" not in out_said
     assert not out.exists()
 
 
-def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, monkeypatch, capsys) -> None:
+def test_prompts_are_encoded_ahead_of_the_model(preset, tmp_path, cli):
     cache = tmp_path / "cache"
     words = ("method=dense_grpo", f"model.embedding_cache={cache}", "--rounds", "1", "--prompts", "1")
-    assert run_cli(monkeypatch, "calibrate-noise", str(preset), *words, "--out", str(tmp_path / "mine.yaml")) == 0
-    said = capsys.readouterr().out
+    said = cli.done("calibrate-noise", str(preset), *words, "--out", str(tmp_path / "mine.yaml"))
     assert said.index("encoded 1 new prompts") < said.index("round 1/1")
 
 
-def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, monkeypatch, capsys) -> None:
+def test_a_method_that_scores_no_points_is_refused(preset, tmp_path, cli):
     out = tmp_path / "calibrated.yaml"
-    assert run_cli(monkeypatch, "calibrate-noise", str(preset), "method=flow_grpo", "--out", str(out)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = cli.refused("calibrate-noise", str(preset), "method=flow_grpo", "--out", str(out))
     assert "needs credit.rule gains, gae or turning_point" in line
     assert "set method=dense_grpo" in line
     assert not out.exists()
 
 
-def test_the_methods_are_listed_with_their_source(monkeypatch, capsys) -> None:
-    assert run_cli(monkeypatch, "methods") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_methods_are_listed_with_their_source(cli):
+    lines = cli.done("methods").splitlines()
     names = {path.stem for path in (ROOT / "deploy" / "methods").glob("*.yaml")} - {"base"}
     assert {line.split()[0] for line in lines} == names
     assert any(line.startswith("stepwise ") and "arXiv 2603.28718" in line for line in lines)

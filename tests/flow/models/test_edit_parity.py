@@ -28,7 +28,7 @@ from protocol.config.model import LoraConfig, ModelConfig
 from protocol.config.run import RunConfig
 from protocol.config.sampling import SamplingConfig
 from protocol.ground.condition_images import condition_of
-from protocol.messages import Condition, GenerateRequest, Prompt, ShardRequest
+from protocol.messages import ConditionImage, GenerateRequest, Prompt, ShardRequest
 from tests.support.learning.groups import far_from_fresh, log_probs_of
 from tests.support.worlds.drawn import ode_latents
 from tests.support.worlds.pipelines import EDITING
@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def image_file(folder: Path, width: int, height: int) -> Condition:
+def image_file(folder: Path, width: int, height: int) -> ConditionImage:
     """An image of smooth noise, which a wrong way of resizing would change."""
     path = folder / f"{width}x{height}.png"
     few = np.random.default_rng(width).integers(0, 256, (5, 7, 3), np.uint8)
@@ -71,7 +71,7 @@ def image_file(folder: Path, width: int, height: int) -> Condition:
     return condition_of(path)
 
 
-def images(conditions: Sequence[Condition]) -> Any:
+def images(conditions: Sequence[ConditionImage]) -> Any:
     found = [Image.open(each.path) for each in conditions]
     return found[0] if len(found) == 1 else found
 
@@ -206,7 +206,7 @@ def test_a_plain_pipeline_with_the_saved_lora_makes_the_same_image(
     more = {"height": 16, "width": 16, "image": images(conditions)}
     expected, _ = side.draw(pipeline, initial, [TEXT], steps=STEPS, guidance=1.0, negative=NEGATIVE, **more)
     found = drawn(conditions=conditions)[-1]
-    assert torch.equal(found, expected[-1])
+    assert (found - expected[-1]).norm() < 1e-5 * found.norm(), "peft does not merge"
     assert not torch.allclose(found, before, atol=1e-2)
 
 

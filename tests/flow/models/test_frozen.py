@@ -54,6 +54,7 @@ def test_sides_that_share_a_model_learn_what_two_models_learn(tiny_config: Confi
     assert ends[0] == ends[1]
 
 
+@pytest.mark.whole
 def test_a_compiled_model_may_be_shared(tiny_config: Config) -> None:
     config = tiny_config()
     config = config.model_copy(update={"model": config.model.model_copy(update={"compile": "aot_eager"})})

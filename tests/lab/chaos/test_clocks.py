@@ -1,6 +1,5 @@
 """Hosts whose clocks differ: the commands of one whose clock is wrong see and steer a run of another."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -102,21 +101,17 @@ def test_a_clock_that_is_off_calls_no_run_silent_and_refuses_no_command(run, lib
     assert said.endswith("done: as asked\n")
 
 
-def test_a_silent_run_is_called_silent_by_every_clock(run, libraries):
+async def test_a_silent_run_is_called_silent_by_every_clock(run, libraries):
     url, ending = run
     ending.set()
+    board = Board(url)
 
-    async def falls_silent() -> None:
-        board = Board(url)
+    async def is_silent() -> bool:
+        found = await board.status("alive")
+        return found is not None and (found.silent_s or 0) >= 5.5
 
-        async def is_silent() -> bool:
-            found = await board.status("alive")
-            return found is not None and (found.silent_s or 0) >= 5.5
-
-        await until(is_silent)
-        await board.close()
-
-    asyncio.run(falls_silent())
+    await until(is_silent)
+    await board.close()
     for offset_s in OFFSETS_S:
         said = status_and_pause(url, libraries[offset_s])
         assert "refused: run alive has fallen silent: it takes no commands" in said

@@ -23,7 +23,6 @@ from protocol.errors import CheckpointError, ConfigError, ContractError, PromptE
 from protocol.messages import Adapter, LearnerState, Prompt, Rollout, Scores, ShardRequest, digest_of
 from protocol.prompts import read_prompts
 from tests.lab.faults.fuzz import ODD, damage, mutated
-from tests.support.commands import run_cli
 
 pytestmark = pytest.mark.chaos
 
@@ -71,7 +70,7 @@ def test_damaged_config_files_are_refused_in_one_line_or_are_whole(tree, tmp_pat
             one_line(error)
 
 
-def test_odd_overrides_on_the_command_line_are_one_line_and_leave_no_folder(tmp_path, monkeypatch, capsys):
+def test_odd_overrides_on_the_command_line_are_one_line_and_leave_no_folder(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     numbers = random.Random(8)
     keys = ("seed", "iterations", "model.path", "group", "rewards.geneval.args", "data.train", "a.b", "", "evaluation")
@@ -79,9 +78,7 @@ def test_odd_overrides_on_the_command_line_are_one_line_and_leave_no_folder(tmp_
         word = numbers.choice(
             (f"{numbers.choice(keys)}={numbers.choice(ODD)}", "=", "seed", "group.size=1", "x=[", "--")
         )
-        code = run_cli(monkeypatch, "train", "toy_geneval", "iterations=0", word, "--local")
-        said = capsys.readouterr().err
-        assert code == 2, (word, said)
+        _, said = cli.ended("train", "toy_geneval", "iterations=0", word, "--local", code=2)
         assert "Traceback" not in said
         assert list(tmp_path.iterdir()) == []
 

@@ -1,6 +1,5 @@
 """A cluster that is too small, grows and loses a node: a desired size waits for its node, and the adapter stays."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,37 +44,33 @@ class Idle:
         return 1
 
 
-def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
-    async def scenario():
-        pool = ActorPool(
-            "idle",
-            lambda _: Idle.remote(),
-            size=3,
-            max_restarts=5,
-            prepare=lambda member: answer(member.handle.work.remote(), timeout_s=60),
-        )
+async def test_members_that_a_node_took_along_come_back_with_the_next_node(cluster):
+    pool = ActorPool(
+        "idle",
+        lambda _: Idle.remote(),
+        size=3,
+        max_restarts=5,
+        prepare=lambda member: answer(member.handle.work.remote(), timeout_s=60),
+    )
 
-        async def has(ready: int) -> bool:
-            await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
-            return pool.status().ready == ready
+    async def has(ready: int) -> bool:
+        await pool.on_every_member(lambda actor: answer(actor.work.remote(), timeout_s=60))
+        return pool.status().ready == ready
 
-        first = cluster.add_node(num_cpus=1)
-        await pool.start()
-        assert {actor.node_id for actor in pool.actors()} == {cluster.head_node.node_id, first.node_id}
-        cluster.remove_node(first, allow_graceful=False)
-        await until(lambda: has(2))
-        lost = pool.status()
-        second = cluster.add_node(num_cpus=1)
-        await until(lambda: has(3))
-        found = pool.status(), {actor.node_id for actor in pool.actors()}
-        pool.stop()
-        cluster.remove_node(second)
-        return lost, *found, {cluster.head_node.node_id, second.node_id}
-
-    lost, status, homes, expected = asyncio.run(scenario())
+    first = cluster.add_node(num_cpus=1)
+    await pool.start()
+    assert {actor.node_id for actor in pool.actors()} == {cluster.head_node.node_id, first.node_id}
+    cluster.remove_node(first, allow_graceful=False)
+    await until(lambda: has(2))
+    lost = pool.status()
+    second = cluster.add_node(num_cpus=1)
+    await until(lambda: has(3))
+    status, homes = pool.status(), {actor.node_id for actor in pool.actors()}
+    pool.stop()
+    cluster.remove_node(second)
     assert (lost.desired, lost.ready, lost.restarts) == (3, 2, 1)
     assert (status.desired, status.ready, status.restarts, status.trouble) == (3, 3, 1, "")
-    assert homes == expected
+    assert homes == {cluster.head_node.node_id, second.node_id}
 
 
 def settled(scene: Scene) -> Condition:
@@ -97,6 +92,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
         return tiny_config(
             iterations=iterations,
             rewards=REDNESS,
+            group={"size": 2, "shard": 1, "per_iteration": 1},
             status={"heartbeat_s": 0.05},
             cluster={"rollout_actors": 1, "reward": {"cpus": 0}},
         )
@@ -133,7 +129,7 @@ def test_a_desired_size_waits_for_a_node_and_outlives_it_and_the_weights_stay_th
         await waits(scene)
         scene.stop.set()
 
-    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=0.5, make_fleet=RayFleet)
+    scaled = go(config(5000), tmp_path / "scaled", beside=steer, slow_s=1, make_fleet=RayFleet)
     status = left_behind(tmp_path / "scaled")
     assert (status.pools[0].desired, status.pools[0].restarts) == (2, 1)
     assert scaled == go(config(status.iteration), tmp_path / "plain")

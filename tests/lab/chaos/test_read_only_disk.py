@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.faults.disks import fill, read_only
-from tests.support.commands import run_cli
+from tests.support.commands import Cli
 from tests.support.runs.scene import Driver, events, preset, require_undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -17,16 +17,11 @@ Refused = Callable[[Path], str]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, tiny_sd3: Path, monkeypatch, capsys) -> Refused:
+def refused(tmp_path: Path, tiny_sd3: Path, cli: Cli) -> Refused:
     """The one line of a run that does not begin in this folder."""
     path = preset(tmp_path, tiny_sd3)
 
-    def start(run: Path) -> str:
-        assert run_cli(monkeypatch, "train", str(path), "--run", str(run), "--local") == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
-
-    return start
+    return lambda run: cli.refused("train", str(path), "--run", str(run), "--local")
 
 
 def test_a_run_on_a_read_only_disk_does_not_begin(disk, refused):

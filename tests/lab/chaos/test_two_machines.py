@@ -36,7 +36,7 @@ def board(tmp_path: Path) -> Iterator[str]:
 async def paused(url: str) -> None:
     """Returns when the run rests between two iterations."""
     board = Board(url)
-    await board.ask("run", new_command("pause"))
+    await board.send("run", new_command("pause"))
 
     async def rests() -> bool:
         status = await board.status("run")

@@ -63,6 +63,7 @@ def test_a_run_waits_for_its_only_rollout_node_which_has_no_network_for_100_seco
     cluster.wait_for_nodes(3)
 
 
+@long_scene
 def test_a_node_that_loses_its_power_costs_no_bit(cluster: Cluster, undisturbed: Story):
     job = cluster.submit("killed", "cluster.rollout.placement=spread", held_after=1)
     job.wait_for_iteration(1)

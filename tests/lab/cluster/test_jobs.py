@@ -36,18 +36,18 @@ def test_a_job_keeps_its_run_and_the_same_command_resumes_it(cluster: Cluster, u
     assert story(cluster.laptop.home / "project" / "runs" / "first") == undisturbed
 
 
-def test_rays_own_command_keeps_its_run_too_and_another_config_gets_its_own(cluster: Cluster):
+def test_rays_own_command_keeps_its_run_too(cluster: Cluster):
     command = ["ray", "job", "submit", "--address", cluster.jobs, "--working-dir", "flowcredit"]
     waits = ["--runtime-env-json", '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "180"}}']
     run = ["--", "python", "-m", "flowcredit", "train", *SMALL, "--local", "iterations=1"]
-    folders = []
-    for seed, environment in (("seed=1", []), ("seed=2", waits), ("seed=1", waits)):
-        said = cluster.laptop.run([*command, *environment, *run, seed], timeout_s=400)
+    folders = set()
+    for environment in ([], waits):
+        said = cluster.laptop.run([*command, *environment, *run], timeout_s=400)
         assert ("`ray job stop` kills this job after 3 s" in said) == (not environment)
         (line,) = [line for line in said.splitlines() if line.startswith("run       ")]
-        folders.append(line.split()[1])
-    assert folders[0] == folders[2] != folders[1]
-    assert all(folder.startswith(f"{HOME}/flowcredit/runs/toy_geneval-") for folder in folders)
+        folders.add(line.split()[1])
+    (folder,) = folders
+    assert folder.startswith(f"{HOME}/flowcredit/runs/toy_geneval-")
     assert not list(cluster.head.files.glob("tmp/ray/**/_ray_pkg_*/runs"))
 
 

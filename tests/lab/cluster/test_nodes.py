@@ -22,6 +22,7 @@ def test_a_node_with_another_torch_is_refused_by_name(cluster: Cluster):
     assert f"got one on node m3 with torch {version('torch')}.other instead of {version('torch')}" in said
 
 
+@long_scene
 def test_a_node_with_other_code_is_refused_by_name(cluster: Cluster):
     cluster.install(cluster.head, "installed")
     words = f"cluster.address={cluster.head.address}:{RAY} rewards.redness.scorer=mine:Slow".split()

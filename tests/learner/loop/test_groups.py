@@ -76,26 +76,22 @@ def groups_of(config: RunConfig, workshop: Workshop, observer: Observer | None =
     return Groups(config, PROMPTS, ports, observer or Observer())
 
 
-def test_slow_rewards_hold_shards_back_before_they_are_requested(tiny_config: Config) -> None:
+async def test_slow_rewards_hold_shards_back_before_they_are_requested(tiny_config: Config) -> None:
     """6 groups of 2 shards: at most `queue` images wait beside the shard in rollout, and every shard is scored."""
     rewards = {"slow": {"scorer": "x:Y", "queue": 20}, "quick": {"scorer": "x:Y", "queue": 500}}
     config = tiny_config(rewards=rewards, group={"size": 4, "shard": 2, "per_iteration": 6}, iterations=1)
     images = 2 * config.sampling.steps
     workshop = Workshop(images)
     workshop.limit = 20
-
-    async def scene() -> int:
-        groups = groups_of(config, workshop)
-        await groups.begin(())
-        async with groups.stream(0) as stream:
-            return len(await stream.take(6))
-
-    assert asyncio.run(asyncio.wait_for(scene(), 120)) == 6
+    groups = groups_of(config, workshop)
+    await groups.begin(())
+    async with groups.stream(0) as stream:
+        assert len(await stream.take(6)) == 6
     assert (workshop.shards, workshop.waiting, workshop.asked_while_full) == (12, 0, 0)
     assert images <= workshop.most_waiting <= 20 + images
 
 
-def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_queue(tiny_config: Config) -> None:
+async def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_queue(tiny_config: Config) -> None:
     class Wide(Workshop):
         """Twelve rollout actors; a rollout ends when all twelve are at work."""
 
@@ -115,29 +111,21 @@ def test_as_many_shards_as_there_are_rollout_actors_are_requested_whatever_the_q
 
     rewards = {"slow": {"scorer": "x:Y", "queue": 1}}
     config = tiny_config(rewards=rewards, group={"size": 4, "shard": 2, "per_iteration": 6}, iterations=1)
-
-    async def scene() -> int:
-        groups = groups_of(config, Wide(2 * config.sampling.steps))
-        await groups.begin(())
-        async with groups.stream(0) as stream:
-            return len(await stream.take(6))
-
-    assert asyncio.run(asyncio.wait_for(scene(), 120)) == 6
+    groups = groups_of(config, Wide(2 * config.sampling.steps))
+    await groups.begin(())
+    async with groups.stream(0) as stream:
+        assert len(await stream.take(6)) == 6
 
 
-def test_a_shard_larger_than_the_queue_is_rolled_out_alone(tiny_config: Config) -> None:
+async def test_a_shard_larger_than_the_queue_is_rolled_out_alone(tiny_config: Config) -> None:
     config = tiny_config(
         rewards={"slow": {"scorer": "x:Y", "queue": 1}}, group={"size": 4, "shard": 2, "per_iteration": 2}, iterations=1
     )
     workshop = Workshop(images=8)
-
-    async def scene() -> None:
-        groups = groups_of(config, workshop)
-        await groups.begin(())
-        async with groups.stream(0) as stream:
-            await stream.take(2)
-
-    asyncio.run(asyncio.wait_for(scene(), 120))
+    groups = groups_of(config, workshop)
+    await groups.begin(())
+    async with groups.stream(0) as stream:
+        await stream.take(2)
     assert (workshop.shards, workshop.most_waiting) == (4, 8)
 
 

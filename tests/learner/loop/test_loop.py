@@ -21,10 +21,9 @@ from protocol.errors import CheckpointError, ContractError, GuardError, RunFolde
 from protocol.messages import LearnerState, Metadata, Prompt, Receipt, ScoredGroup, Scores, ShardRequest
 from protocol.ports import Ports
 from rewards.scores import scored
+from tests.support.runs.watched import HELDOUT, TRAIN
 
 Config = Callable[..., RunConfig]
-TRAIN = tuple(Prompt(index=index, text=text) for index, text in enumerate(("a red circle", "a blue square", "two")))
-HELDOUT = (Prompt(index=0, text="one"),)
 
 
 @dataclass

@@ -349,7 +349,7 @@ def test_an_early_update_that_is_given_up_leaves_the_state_before(tiny_config: C
     require_equal(learner.state(), whole.state())
 
 
-def test_all_workers_get_one_handle_of_the_groups(tiny_config: Config) -> None:
+async def test_all_workers_get_one_handle_of_the_groups(tiny_config: Config) -> None:
     """On Ray a handle for each worker would be a copy of all groups for each."""
     config = tiny_config()
     workers, policy = seats(config, 2), RolloutPolicy(config)
@@ -361,10 +361,7 @@ def test_all_workers_get_one_handle_of_the_groups(tiny_config: Config) -> None:
         shared.append(complete)
         return complete
 
-    async def scenario() -> None:
-        await update(config, [InProcessWorker(learner) for learner in workers], complete(groups), share=share)
-
-    asyncio.run(scenario())
+    await update(config, [InProcessWorker(learner) for learner in workers], complete(groups), share=share)
     assert shared == [groups]
 
 

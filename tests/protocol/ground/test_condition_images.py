@@ -14,7 +14,7 @@ from protocol.config.run import DataConfig
 from protocol.errors import PromptError
 from protocol.ground import condition_images
 from protocol.ground.condition_images import read_condition
-from protocol.messages import Condition, Prompt
+from protocol.messages import ConditionImage, Prompt
 from protocol.prompts import overlap, read_prompts
 
 RAMP = np.arange(16 * 24 * 3, dtype=np.uint8).reshape(16, 24, 3)
@@ -32,7 +32,7 @@ def test_a_line_names_one_image_or_several_from_the_folder_of_its_file(tmp_path:
     Image.fromarray(RAMP[:8]).save(tmp_path / "b.webp", lossless=True)
     one = read(tmp_path, image="images/a.png", tag="color")
     sha256 = hashlib.sha256((tmp_path / "images" / "a.png").read_bytes()).hexdigest()
-    assert one.conditions == (Condition(path=str(tmp_path / "images" / "a.png"), sha256=sha256),)
+    assert one.conditions == (ConditionImage(path=str(tmp_path / "images" / "a.png"), sha256=sha256),)
     assert one.metadata == {"tag": "color"}
     two = read(tmp_path, images=["b.webp", str(tmp_path / "images" / "a.png")])
     assert [read_condition(each).shape for each in two.conditions] == [(8, 24, 3), (16, 24, 3)]

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTModel
 
 from protocol.errors import PromptError, ScorerError
-from protocol.messages import Condition, Prompt
+from protocol.messages import ConditionImage, Prompt
 from rewards.editing.consistency import mask_of, mask_runs
 from rewards.scorer import build_scorer, check_prompts, require_ready
 from rewards.scores import partly
@@ -78,7 +78,7 @@ def test_a_mask_of_fewer_pixels_is_stretched_and_one_over_all_is_no_score() -> N
 def test_a_prompt_without_a_whole_mask_is_refused_before_the_run() -> None:
     good = {"size": [2, 3], "runs": [0, 1, 4, 9]}
     assert mask_of({"mask": good}).astype(int).tolist() == [[1, 0, 0], [0, 1, 1]]
-    condition = Condition(path="/a.png", sha256="")
+    condition = ConditionImage(path="/a.png", sha256="")
     check_prompts("masked_psnr", {}, [Prompt(index=0, text="a", metadata={"mask": good}, conditions=(condition,))])
     for bad in (None, {"size": [2, 3], "runs": [1]}, {"size": [2, 3], "runs": [6, 1]}, {"size": [0, 3], "runs": []}):
         with pytest.raises(PromptError, match=r"prompt line 1 .*masked_psnr needs mask"):

@@ -128,9 +128,9 @@ def test_imgedit_takes_no_other_form_and_no_other_type(told: Any, rubrics: str) 
 
 
 def judge_prompt(tag: str) -> Prompt:
-    from protocol.messages import Condition
+    from protocol.messages import ConditionImage
 
-    return Prompt(index=0, text="a", metadata={"tag": tag}, conditions=(Condition(path="/a.png", sha256=""),))
+    return Prompt(index=0, text="a", metadata={"tag": tag}, conditions=(ConditionImage(path="/a.png", sha256=""),))
 
 
 def test_an_endpoint_gets_the_images_in_order_and_without_loss() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from deploy.api.scorer_process import Facts, Place
+from deploy.api.scorer_process import Facts, ScorerSlot
 from deploy.api.serve import settings_of
 from rewards.scorer import CheckedScorer
 
@@ -81,7 +81,7 @@ def raw_server(parts: Callable[[], Iterator[bytes]]) -> Iterator[str]:
         server.shutdown()
 
 
-class Here(Place):
+class Here(ScorerSlot):
     """A scorer in this process, for services that are tested without a process for each scorer."""
 
     restarts, is_degraded = 0, False

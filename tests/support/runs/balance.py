@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from deploy.tools.estimate import Evaluations
+from deploy.tools.estimate import IterationCounts
 from protocol.config.run import RunConfig
 
-COUNTS = Evaluations(
+COUNTS = IterationCounts(
     trajectories=96,
     rollout=1200,
     images=0,

@@ -46,7 +46,7 @@ class Scene:
         board = Board((self.run.path / BOARD_URL).read_text())
         command = new_command(kind, **facts)  # pyright: ignore[reportArgumentType]
         await answering(board)
-        await board.ask(self.observed.reporter.run, command)
+        await board.send(self.observed.reporter.run, command)
         await board.close()
         return command.id
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from deploy.run.warm.ask import ask, number_from
+from deploy.run.warm.client import fork, number_from
 from tests.support.paths import ROOT
 from tests.support.warm.ray_workers import ADDRESS, variables
 
@@ -36,7 +36,7 @@ class WarmCommand:
         ours, theirs = os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            self.pid, self._warm = ask(
+            self.pid, self._warm = fork(
                 address, list(words), str(ROOT), dict(environment), [nothing, theirs, theirs], 100
             )
         finally:

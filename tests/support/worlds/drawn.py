@@ -8,7 +8,7 @@ from flow.models.contract import Backbone, stack
 from flow.policy import FlowPolicy
 from flow.rollout import trajectory
 from protocol.config.sampling import SamplingConfig
-from protocol.messages import Condition
+from protocol.messages import ConditionImage
 
 
 def ode_latents(
@@ -19,7 +19,7 @@ def ode_latents(
     guidance: float,
     text: str | Sequence[str],
     negative: str,
-    conditions: tuple[Condition, ...] = (),
+    conditions: tuple[ConditionImage, ...] = (),
 ) -> list[torch.Tensor]:
     """Sample without noise.
 

@@ -29,7 +29,7 @@ class Nothing:
         return Scores.missing(len(images), "nothing")
 
 
-def test_the_next_run_computes_after_what_an_interrupt_has_left(
+async def test_the_next_run_computes_after_what_an_interrupt_has_left(
     tiny_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch has one choice of kernels for all threads: the one that is left would put back its own."""
@@ -44,21 +44,18 @@ def test_the_next_run_computes_after_what_an_interrupt_has_left(
             order.append(torch.are_deterministic_algorithms_enabled())
             super().__init__(config, **given)
 
-    async def scene() -> None:
-        config = tiny_config(rewards={"a": {"scorer": f"{__name__}:Nothing"}}, evaluation={"component": "reward"})
-        interrupted, following = (local.LocalFleet(config, has_learner=False) for _ in range(2))
-        task = asyncio.create_task(interrupted.start())
-        await asyncio.to_thread(begun.wait, PATIENCE_S)
-        task.cancel()
-        interrupted.stop()
-        later = asyncio.create_task(following.start())
-        await asyncio.sleep(0.3)
-        assert not order
-        release.set()
-        await later
-        following.stop()
-
     monkeypatch.setattr(local, "RolloutPolicy", Slow)
     monkeypatch.setattr(local, "STOP_S", 0.1)
-    asyncio.run(scene())
+    config = tiny_config(rewards={"a": {"scorer": f"{__name__}:Nothing"}}, evaluation={"component": "reward"})
+    interrupted, following = (local.LocalFleet(config, has_learner=False) for _ in range(2))
+    task = asyncio.create_task(interrupted.start())
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    task.cancel()
+    interrupted.stop()
+    later = asyncio.create_task(following.start())
+    await asyncio.sleep(0.3)
+    assert not order
+    release.set()
+    await later
+    following.stop()
     assert order == [True, False]

@@ -97,19 +97,15 @@ def test_drop_group_marks_the_answer(tiny_config: Any) -> None:
     assert scores.voids_group and scores.valid.tolist() == [True, False, True]
 
 
-def test_a_scorer_with_an_environment_of_its_own_checks_prompts_after_the_start(tiny_config: Any) -> None:
+async def test_a_scorer_with_an_environment_of_its_own_checks_prompts_after_the_start(tiny_config: Any) -> None:
     fleet = fleet_of(tiny_config, a={"runtime_env": {"env_vars": {"A": "b"}}})
-
-    async def scenario() -> None:
-        await fleet.start()
-        try:
-            await fleet.check([Prompt(index=0, text="fine")])
-            with pytest.raises(PromptError, match="hated"):
-                await fleet.check([Prompt(index=0, text="hated")])
-        finally:
-            fleet.stop()
-
-    asyncio.run(scenario())
+    await fleet.start()
+    try:
+        await fleet.check([Prompt(index=0, text="fine")])
+        with pytest.raises(PromptError, match="hated"):
+            await fleet.check([Prompt(index=0, text="hated")])
+    finally:
+        fleet.stop()
 
 
 class Taker(Level):
@@ -119,21 +115,18 @@ class Taker(Level):
         return partly([float(each.pop("tag", 0)) for each in metadata], [""] * len(images))  # type: ignore[attr-defined]
 
 
-def test_what_a_scorer_changes_in_the_metadata_no_other_call_sees(tiny_config: Any) -> None:
+async def test_what_a_scorer_changes_in_the_metadata_no_other_call_sees(tiny_config: Any) -> None:
     """On Ray each call gets a copy of its own, so a scorer that changes it must not have other scores here."""
     taker = {"scorer": f"{__name__}:Taker"}
     fleet = fleet_of(tiny_config, a=taker, b=taker)
     prompts = [Prompt(index=0, text="p", metadata={"tag": tag}) for tag in (1.0, 2.0, 3.0)]
-
-    async def scenario() -> list[Scores]:
-        await fleet.start()
-        try:
-            return [await fleet.score_for_training(IMAGES, prompts) for _ in range(2)]  # type: ignore[arg-type]
-        finally:
-            fleet.stop()
-
-    for scores in asyncio.run(scenario()):
-        assert scores.values.tolist() == [2, 4, 6]
+    await fleet.start()
+    try:
+        for _ in range(2):
+            scores = await fleet.score_for_training(IMAGES, prompts)  # type: ignore[arg-type]
+            assert scores.values.tolist() == [2, 4, 6]
+    finally:
+        fleet.stop()
     assert prompts[0].metadata == {"tag": 1.0}
 
 
@@ -144,19 +137,16 @@ class Beside(Level):
         return partly([row[0][0, 0, 0] for row in conditions], [""] * len(images))
 
 
-def test_condition_images_reach_a_scorer_in_this_process(tiny_config: Any, tmp_path: Path) -> None:
+async def test_condition_images_reach_a_scorer_in_this_process(tiny_config: Any, tmp_path: Path) -> None:
     fleet = fleet_of(tiny_config, a={"scorer": f"{__name__}:Beside"})
     Image.fromarray(np.full((2, 3, 3), 7, np.uint8)).save(tmp_path / "7.png")
     prompts = [Prompt(index=0, text="p", conditions=(condition_of(tmp_path / "7.png"),))] * 3
-
-    async def scenario() -> Scores:
-        await fleet.start()
-        try:
-            return await fleet.score_for_training(IMAGES, prompts)  # type: ignore[arg-type]
-        finally:
-            fleet.stop()
-
-    assert asyncio.run(scenario()).values.tolist() == [7, 7, 7]
+    await fleet.start()
+    try:
+        answer = await fleet.score_for_training(IMAGES, prompts)  # type: ignore[arg-type]
+    finally:
+        fleet.stop()
+    assert answer.values.tolist() == [7, 7, 7]
 
 
 class Rank(Level):
@@ -182,22 +172,18 @@ def test_a_group_s_scorer_trains_and_is_left_out_of_evaluations(tiny_config: Any
     assert shown.values.tolist() == [10, 20, 30] and set(shown.components) == {"a"}
 
 
-def test_a_group_s_scorer_that_only_evaluates_compares_the_images_of_each_prompt(tiny_config: Any) -> None:
+async def test_a_group_s_scorer_that_only_evaluates_compares_the_images_of_each_prompt(tiny_config: Any) -> None:
     """Levels 10, 30 of one prompt and 20, 5 of the next: the brighter of each has rank 1, whatever the others are."""
     rank = {"scorer": f"{__name__}:Rank", "sees": "group", "use": "evaluate"}
     config = tiny_config(rewards={"a": {"scorer": f"{__name__}:Level"}, "rank": rank}, evaluation={"batch": 4})
     fleet, images = LocalFleet(config), np.stack([np.full((4, 4, 3), level, np.uint8) for level in (10, 30, 20, 5)])
-
-    async def scenario() -> tuple[Scores, Scores]:
-        await fleet.start()
-        try:
-            prompts = [Prompt(index=0, text=text) for text in "ppqq"]
-            shown = await fleet.score_for_evaluation(images, prompts)  # type: ignore[arg-type]
-            return shown, await fleet.score_for_training(images, prompts)  # type: ignore[arg-type]
-        finally:
-            fleet.stop()
-
-    shown, trained = asyncio.run(scenario())
+    await fleet.start()
+    try:
+        prompts = [Prompt(index=0, text=text) for text in "ppqq"]
+        shown = await fleet.score_for_evaluation(images, prompts)  # type: ignore[arg-type]
+        trained = await fleet.score_for_training(images, prompts)  # type: ignore[arg-type]
+    finally:
+        fleet.stop()
     assert shown.values.tolist() == [10, 30, 20, 5]
     assert shown.components["rank"].tolist() == [0, 1, 1, 0]
     assert set(trained.components) == {"a"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.run.warm.ask import ask, number_from
+from deploy.run.warm.client import fork, number_from
 from deploy.run.warm.workers import HERE, start_process
 from tests.support.waiting import wait_until
 
@@ -45,7 +45,7 @@ def asked(address: Path, *words: str, folder: Path, **variables: str) -> tuple[s
     """What a command wrote, the number of its process and its exit code."""
     ours, theirs = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    number, warm = ask(str(address), list(words), str(folder), variables, [nothing, theirs, theirs])
+    number, warm = fork(str(address), list(words), str(folder), variables, [nothing, theirs, theirs])
     os.close(nothing)
     os.close(theirs)
     with open(ours) as said, warm:
@@ -103,7 +103,7 @@ def test_a_fork_s_end_by_a_signal_is_told_and_harms_no_other(address: Path, tmp_
     """Ray kills the whole group of a worker that has ended."""
     nothing = os.open(os.devnull, os.O_RDWR)
     forks = [
-        ask(str(address), ["-c", "import time; time.sleep(60)"], str(tmp_path), {}, [nothing] * 3) for _ in range(2)
+        fork(str(address), ["-c", "import time; time.sleep(60)"], str(tmp_path), {}, [nothing] * 3) for _ in range(2)
     ]
     os.close(nothing)
     (first, told), (second, other) = forks
@@ -191,7 +191,7 @@ def test_a_worker_does_not_wait_for_imports_without_end(tmp_path: Path) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     command = ["-c", "open('late', 'w')"]
     with pytest.raises(OSError, match="timed out"):
-        ask(str(address), command, str(tmp_path), {}, [nothing] * 3, 0.5)
+        fork(str(address), command, str(tmp_path), {}, [nothing] * 3, 0.5)
     os.close(nothing)
     assert asked(address, "-c", "print(1)", folder=tmp_path)[0] == "1\n"
     assert not (tmp_path / "late").exists()

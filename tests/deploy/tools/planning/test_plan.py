@@ -14,7 +14,7 @@ from deploy.tools.planning.plan import (
     difference_lines,
     disk_lines,
     method_lines,
-    node_of,
+    node_needs,
     plan_lines,
     plan_of,
     size_text,
@@ -79,8 +79,8 @@ def test_a_node_holds_its_part_of_every_role(tiny_config: Config) -> None:
     ]
     bundles: dict[str, Any] = {"layout": "colocated", "rollout_actors": 16, "rollout": {"gpus": 0.5}}
     config = tiny_config(cluster={**bundles, "learner": {"workers": 16, "gpus": 0.5}}, learner={"lanes": 16})
-    assert node_of(config, roles) == (2, 8 * 3 + 5 + 50)
-    assert node_of(tiny_config(), roles) == (1, 16 * 3 + 5 + 100)
+    assert node_needs(config, roles) == (2, 8 * 3 + 5 + 50)
+    assert node_needs(tiny_config(), roles) == (1, 16 * 3 + 5 + 100)
 
 
 def test_the_cache_holds_only_prompts_that_the_run_draws(tiny_config: Config) -> None:

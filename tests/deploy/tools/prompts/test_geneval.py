@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from protocol.config.run import DataConfig
 from protocol.ground.resources import resolve
 from protocol.prompts import read_prompts
 from rewards.geneval.clauses import TAGS, read_clauses
-from tests.support.commands import run_cli
 
 FORMS = {
     "single_object": "a photo of a bench",
@@ -24,7 +22,7 @@ FORMS = {
 """One prompt of each task by GenEval's forms."""
 
 
-def test_the_six_tasks_have_the_published_shares() -> None:
+def test_the_six_tasks_have_the_published_shares():
     assert set(TASKS) == set(SHARES) == set(TAGS)
     assert len(set(CLASSES)) == 80
     assert tuple(SHARES) == ("position", "counting", "color_attr", "colors", "two_object", "single_object")
@@ -36,7 +34,7 @@ def test_the_six_tasks_have_the_published_shares() -> None:
 
 
 @pytest.mark.parametrize("tag", FORMS)
-def test_every_task_makes_each_of_its_prompts_once_in_the_published_form(tag: str) -> None:
+def test_every_task_makes_each_of_its_prompts_once_in_the_published_form(tag):
     size, make = TASKS[tag]
     step = max(1, size // 6000)  # of the half million of color_attr a hundredth
     made = [make(index)["prompt"] for index in range(0, size, step)]
@@ -45,7 +43,7 @@ def test_every_task_makes_each_of_its_prompts_once_in_the_published_form(tag: st
         assert FORMS[tag] in made
 
 
-def test_all_test_prompts_but_those_with_two_colours_are_among_what_the_tasks_could_make() -> None:
+def test_all_test_prompts_but_those_with_two_colours_are_among_what_the_tasks_could_make():
     """So the hashes are those of the published prompts: 553, of which 100 are of the task with two colours."""
     hashes = resolve(TEST).read_text().split()
     assert len(hashes) == len(set(hashes)) == 553
@@ -57,7 +55,7 @@ def test_all_test_prompts_but_those_with_two_colours_are_among_what_the_tasks_co
     assert found == {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100}
 
 
-def test_lines_are_readable_repeatable_and_no_test_prompts() -> None:
+def test_lines_are_readable_repeatable_and_no_test_prompts():
     lines = geneval_prompts(3000, seed=0)
     assert lines == geneval_prompts(3000, seed=0) != geneval_prompts(3000, seed=1)
     assert not any(is_test(line["prompt"]) for line in lines)
@@ -67,12 +65,9 @@ def test_lines_are_readable_repeatable_and_no_test_prompts() -> None:
     assert set(drawn.values()) <= {max(drawn.values()), max(drawn.values()) - 1}, "repeated equally often"
 
 
-def test_the_command_writes_a_prompt_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_writes_a_prompt_file(tmp_path, cli):
     out = tmp_path / "train.jsonl"
-    assert run_cli(monkeypatch, "prompts", "geneval", "--count", "34", "--out", str(out)) == 0
-    assert f"data.train={out}  (34 prompts, " in capsys.readouterr().out
+    assert f"data.train={out}  (34 prompts, " in cli.done("prompts", "geneval", "--count", "34", "--out", str(out))
     assert len(read_prompts(DataConfig(train=str(out), heldout=str(out)), str(out))) == 34
     for words, told in {
         ("geneval",): "--out must name a .jsonl file for `prompts geneval`, got None",
@@ -80,8 +75,6 @@ def test_the_command_writes_a_prompt_file(
         ("genevall",): "unknown prompts 'genevall': did you mean 'geneval'",
         ("drawbench", "--out", str(out)): "--out belongs to `prompts geneval`, got it with drawbench",
     }.items():
-        assert run_cli(monkeypatch, "prompts", *words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = cli.refused("prompts", *words)
         assert told in line
-    assert run_cli(monkeypatch, "prompts") == 0
-    assert "drawbench" in capsys.readouterr().out
+    assert "drawbench" in cli.done("prompts")

@@ -4,18 +4,14 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from protocol.config.run import DataConfig
 from protocol.prompts import read_prompts
-from tests.support.commands import run_cli
 from tests.support.services.files import Server, serving
 
 
-def test_a_copy_of_the_file_names_fetched_images_by_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_of_the_file_names_fetched_images_by_path(tmp_path, cli):
     file = io.BytesIO()
     Image.new("RGB", (20, 10)).save(file, "PNG")
     (tmp_path / "mine").mkdir()
@@ -25,8 +21,8 @@ def test_a_copy_of_the_file_names_fetched_images_by_path(
         lines = [{"prompt": "x", "tag": "t", "images": [f"{url}/a.png", "b.png"]}, {"prompt": "y", "image": "b.png"}]
         prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         for _ in range(2):
-            assert run_cli(monkeypatch, "prompts", str(prompts), "--out", str(out)) == 0
-        assert f"data.train={out}  (2 prompts)" in capsys.readouterr().out
+            said = cli.done("prompts", str(prompts), "--out", str(out))
+            assert f"data.train={out}  (2 prompts)" in said
         assert Server.asked == [None], "the second time it is there"
         x, y = read_prompts(DataConfig(train=str(out), heldout=""), str(out))
         assert Path(x.conditions[0].path).read_bytes() == file.getvalue()
@@ -34,5 +30,4 @@ def test_a_copy_of_the_file_names_fetched_images_by_path(
         assert x.metadata == {"tag": "t"}
         assert [each.sha256 for each in y.conditions] == [x.conditions[1].sha256]
         prompts.write_text(f'{{"prompt": "x", "image": "{url}/no.png"}}\n')
-        assert run_cli(monkeypatch, "prompts", str(prompts), "--out", str(out)) == 2
-        assert "edits.jsonl:1: image " in capsys.readouterr().err
+        assert "edits.jsonl:1: image " in cli.refused("prompts", str(prompts), "--out", str(out))

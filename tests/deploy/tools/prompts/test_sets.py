@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from deploy.tools.prompts import sets as prompt_sets
 from deploy.tools.prompts.fetched import Source
 from deploy.tools.prompts.sets import SETS, PromptSet, fetch_set
 from protocol.errors import PromptError
-from tests.support.commands import run_cli
 from tests.support.services.files import Server, serving
 
 TEXT = "a cat\na dog\na cat\n"
@@ -27,7 +25,7 @@ def pinned(url: str, text: str = TEXT, **more: object) -> Source:
     return Source(url, sha256=hashlib.sha256(text.encode()).hexdigest(), **more)  # type: ignore[arg-type]
 
 
-def test_a_set_is_fetched_once_and_then_taken_from_the_cache(address: str, tmp_path: Path) -> None:
+def test_a_set_is_fetched_once_and_then_taken_from_the_cache(address, tmp_path):
     found = PromptSet(about="", train=pinned(f"{address}/train.txt"))
     for _ in range(2):
         ((key, path, known),) = fetch_set("mine", found, tmp_path)
@@ -37,7 +35,7 @@ def test_a_set_is_fetched_once_and_then_taken_from_the_cache(address: str, tmp_p
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["train.txt"]
 
 
-def test_an_interrupted_download_goes_on_where_it_ended(address: str, tmp_path: Path) -> None:
+def test_an_interrupted_download_goes_on_where_it_ended(address, tmp_path):
     found = PromptSet(about="", train=pinned(f"{address}/train.txt"))
     Server.breaks_after = 5
     with pytest.raises(PromptError, match=r"cannot be fetched: .*; run the command again to go on, or put the file at"):
@@ -48,7 +46,7 @@ def test_an_interrupted_download_goes_on_where_it_ended(address: str, tmp_path: 
     assert Server.asked == [None, "bytes=5-"]
 
 
-def test_other_content_is_refused_and_removed(address: str, tmp_path: Path) -> None:
+def test_other_content_is_refused_and_removed(address, tmp_path):
     for source in (pinned(f"{address}/train.txt", "other"), Source(f"{address}/train.txt", blob="00")):
         with pytest.raises(PromptError, match="must have the (sha256|git id) .*, got .*: the file is removed"):
             list(fetch_set("mine", PromptSet(about="", train=source), tmp_path))
@@ -57,9 +55,7 @@ def test_other_content_is_refused_and_removed(address: str, tmp_path: Path) -> N
         list(fetch_set("mine", PromptSet(about="", train=pinned(f"{address}/none.txt")), tmp_path))
 
 
-def test_a_file_that_we_could_not_read_is_checked_by_its_git_id_and_its_sha256_is_recorded(
-    address: str, tmp_path: Path
-) -> None:
+def test_a_file_that_we_could_not_read_is_checked_by_its_git_id_and_its_sha256_is_recorded(address, tmp_path):
     blob = hashlib.sha1(f"blob {len(TEXT)}\0{TEXT}".encode(), usedforsecurity=False).hexdigest()
     ((_, path, known),) = fetch_set(
         "mine", PromptSet(about="", train=Source(f"{address}/train.txt", blob=blob)), tmp_path
@@ -69,18 +65,16 @@ def test_a_file_that_we_could_not_read_is_checked_by_its_git_id_and_its_sha256_i
     assert sha256 in (path.parent / "train.txt.sha256").read_text()
 
 
-def test_tables_become_prompt_files_without_repetitions(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_tables_become_prompt_files_without_repetitions(address, tmp_path, monkeypatch, cli):
     table = pinned(f"{address}/table.tsv", TABLE, read=SETS["partiprompts"].heldout.read)  # type: ignore[union-attr]
     monkeypatch.setattr(prompt_sets, "SETS", {"mine": PromptSet(about="", heldout=table)})
-    assert run_cli(monkeypatch, "prompts", "mine", "--cache", str(tmp_path)) == 0
+    said = cli.done("prompts", "mine", "--cache", str(tmp_path))
     path = tmp_path / "mine" / "heldout_prompts.txt"
-    assert f"data.heldout={path}  (sha256 " in capsys.readouterr().out
+    assert f"data.heldout={path}  (sha256 " in said
     assert path.read_text() == 'a cat\na "red" dog\n'
 
 
-def test_every_published_set_is_pinned() -> None:
+def test_every_published_set_is_pinned():
     sources = [source for each in SETS.values() for source in (each.train, each.heldout) if source]
     assert len(sources) == 10
     assert all(len(source.sha256 or "") == 64 or len(source.blob or "") == 40 for source in sources)

@@ -1,4 +1,4 @@
-"""Asks the warm process for a fork. Ray starts every worker through this module, so it imports little."""
+"""The client of the warm process. Ray starts every worker through this module, so it imports little."""
 
 import json
 import resource
@@ -10,7 +10,7 @@ PATIENCE_S = 30.0
 """Seconds after which the caller starts the process itself. Ray gives a worker up that has not started after 60."""
 
 
-def ask(
+def fork(
     address: str,
     words: list[str],
     folder: str,
