@@ -59,6 +59,7 @@ class FlowPolicy:
         *,
         guidance: float,
         forward_batch: int | None = None,
+        learner_batch: int | None = None,
         splits_guidance: bool = False,
     ) -> None:
         """
@@ -66,11 +67,13 @@ class FlowPolicy:
             config: sets kernel, schedule, noise, window and splits.
             guidance: weight w of classifier-free guidance; 1 takes one forward, more take two.
             forward_batch: most states in one forward; None takes all at once.
+            learner_batch: the same for the learner's forwards, by default `forward_batch`.
             splits_guidance: whether branches of different length take a forward each.
         """
         self.backbone = backbone
         self.guidance = guidance
         self.forward_batch = forward_batch
+        self.learner_batch = learner_batch or forward_batch
         self.splits_guidance = splits_guidance
         self.sigmas: Float[Tensor, " points"] = _sigmas(backbone, config)
         self._sigmas_on: dict[torch.device, Float[Tensor, " points"]] = {}
@@ -275,7 +278,7 @@ class FlowPolicy:
             rows_per_state: as in `transition`.
         """
         parts = []
-        for piece in even_pieces(-(-len(value) // rows_per_state), self.forward_batch):
+        for piece in even_pieces(-(-len(value) // rows_per_state), self.learner_batch):
             rows = slice(piece.start * rows_per_state, piece.stop * rows_per_state)
             part = replace(transition, mean=transition.mean[rows], std=transition.std[rows])
             parts.append(part.log_prob(value[rows]))
@@ -372,5 +375,6 @@ def policy_of(backbone: Backbone, config: RunConfig) -> FlowPolicy:
         config.sampling,
         guidance=model.guidance,
         forward_batch=model.forward_batch,
+        learner_batch=config.learner.batch,
         splits_guidance=model.splits_guidance,
     )

@@ -166,11 +166,12 @@ def estimate_of(
         keep_as_on_gpu(backbone.transformer)
     shard = count_shard(config, backbone)
     most = config.model.forward_batch or shard.largest_forward
+    learnt = config.learner.batch or most
     rows = config.model.rows
     with fake:
         embedding = sum(each.numel() for each in backbone.example(1).tensors.values()) * dtype_of(config.model).itemsize
         forward = pass_cost(backbone, rows * min(most, shard.largest_forward), has_gradient=False)
-        backward = pass_cost(backbone, rows * min(most, shard.gradient_rows), has_gradient=True)
+        backward = pass_cost(backbone, rows * min(learnt, shard.gradient_rows), has_gradient=True)
         decoding = _decoding_cost(config, backbone, shard.largest_decoding)
         tiny = [_decoding_cost(config, backbone, images, is_tiny=True) for images in [shard.largest_points] if images]
         shown = _evaluation_costs(config, backbone, shard, (forward, decoding))
@@ -426,7 +427,7 @@ def count_evaluations(
         images=images,
         pairs=pairs,
         learner=round(states * config.model.rows * each),
-        gradient_rows=min(config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
+        gradient_rows=min(learner.batch or config.model.forward_batch or shard.gradient_rows, shard.gradient_rows),
         forward_flops=forward,
         gradient_flops=forward * gradient,
         image_flops=image,

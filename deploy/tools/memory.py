@@ -58,8 +58,8 @@ def roles_of(config: RunConfig, estimated: Estimate) -> list[RoleMemory]:
     """Add the memory that each process takes besides its model to an estimate.
 
     Returns:
-        A rollout actor, a learner worker, with `cluster.offload` the resting side of a bundle, an actor of each reward
-        without its scorer's weights, the driver, and the object stores of all nodes together.
+        A rollout actor, a learner worker, with `cluster.offload` a node's copy of the weights of resting sides, an
+        actor of each reward without its scorer's weights, the driver, and the object stores of all nodes together.
     """
     adapter, counts = 4 * estimated.trained, estimated.evaluations
     means = sum([config.is_forward, config.learner.average.decay > 0])
@@ -85,7 +85,7 @@ def roles_of(config: RunConfig, estimated: Estimate) -> list[RoleMemory]:
         for name, reward in config.rewards.items()
     ]
     frozen = {part: estimated.rollout.get(part, 0) for part in ("transformer", "VAE", "tiny decoder")}
-    resting = RoleMemory(role="resting side", gpu={}, host=frozen, count=workers)
+    resting = RoleMemory(role="resting weights", gpu={}, host=frozen, count=nodes_of(config))
     return [
         _role(
             "rollout actor", estimated.rollout, rollout, has_gpu=cluster.rollout.gpus > 0, count=cluster.rollout_actors

@@ -143,7 +143,7 @@ class Backbone(Protocol):
         ...
 
     def rest(self) -> None:
-        """Move transformer and VAE to host memory; call `wake` before the next computation."""
+        """Keep transformer and VAE in host memory; call `wake` before the next computation."""
         ...
 
     def wake(self) -> None:

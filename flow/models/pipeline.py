@@ -20,6 +20,7 @@ from flow.fused import fuse, join_attention, require_kernels
 from flow.models.contract import EMBEDS, Conditioning
 from flow.models.embeddings import Embeddings
 from flow.models.families import Family
+from flow.models.host_copy import frozen_tensors, host_copy
 from flow.models.located import Located, Sizes, sizes_of
 from flow.models.parts import pipeline_of, read_part, read_tiny_decoder
 from flow.models.reading import clip_tokens, dtype_of, quiet_libraries, vae_dtype_of
@@ -97,6 +98,10 @@ class PipelineBackbone(ABC):
         self._device = device
         self._dtype = dtype_of(config)
         self._vae_dtype = vae_dtype_of(config)
+        self._is_awake = True
+        self._frozen: list[Tensor] = []
+        self._resting: list[Tensor] = []
+        """The frozen tensors in host memory, once this model has rested."""
         named = {"sample_sigmas": pipeline.config.get("sample_sigmas")}
         require_known_schedule({**pipeline.scheduler.config, **named}, self.schedule_options)
         self.vae = pipeline.vae.requires_grad_(requires_grad=False).eval()
@@ -303,19 +308,39 @@ class PipelineBackbone(ABC):
         return tiny.decode(scaled.to(self._vae_dtype), return_dict=False)[0]
 
     def rest(self) -> None:
-        """Move transformer and VAE to host memory, and free their GPU memory for other processes."""
-        self._move(torch.device("cpu"))
+        """Keep transformer and VAE in host memory, and free their GPU memory for other processes.
+
+        The frozen weights are dropped for the node's one copy of them; the adapter moves. On a CPU all stays where it
+        is: addresses can decide the rounding there.
+        """
+        if self._device == torch.device("cpu"):
+            return
+        if not self._resting:
+            self._frozen = frozen_tensors(self._modules)
+            self._resting = host_copy(self._frozen)
+        self._is_awake = False
+        for tensor, held in zip(self._frozen, self._resting, strict=True):
+            tensor.data = held
+        self._move_adapter(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        self._move(self._device)
+        if self._is_awake:
+            return
+        for tensor, held in zip(self._frozen, self._resting, strict=True):
+            tensor.data = held.to(self._device)
+        self._move_adapter(self._device)
+        self._is_awake = True
 
-    def _move(self, device: torch.device) -> None:
-        self.transformer.to(device)
-        self.vae.to(device)
-        if self.tiny_decoder:
-            self.tiny_decoder.to(device)
+    def _move_adapter(self, device: torch.device) -> None:
+        for parameter in self.transformer.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(device)
+
+    @property
+    def _modules(self) -> list[torch.nn.Module]:
+        return [module for module in (self.transformer, self.vae, self.tiny_decoder) if module]
 
     def _images(self, latents: Float[Tensor, "B C H W"], *, is_tiny: bool) -> UInt8[np.ndarray, "B height width 3"]:
         decode, filled = self.tiny_pixels if is_tiny else self.pixels, latents

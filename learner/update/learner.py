@@ -24,7 +24,7 @@ from learner.update.lanes import Exchange, Gradient, Lanes, Seat, added, slice_n
 from learner.update.metrics import PieceStatistics, StepStatistics, group_metrics, update_metrics, zero_share
 from learner.update.micro_batches import ShardTask, micro_batches, noised_batches, split_micro_batches
 from learner.update.objective import Objective, PairLosses
-from learner.update.probe import probe_clean, probe_parity
+from learner.update.probe import probe_clean, probe_parity, take_learner_batch
 from learner.update.update import Findings, Finished, MiniBatch, PendingPiece, Snapshot, Update
 from protocol.config.run import RunConfig
 from protocol.errors import ContractError, NonFiniteError
@@ -70,6 +70,7 @@ class Learner:
         self._device = torch.device(device)
         self._policy, self._lora = build_policy(config, device=device, frozen=frozen)
         start_adapter(self._lora, config)
+        take_learner_batch(self._policy, self._lora, config, device=self._device)
         is_scaled = config.model.dtype == "float16"
         self._scaler = GradScaler(self._device.type, growth_interval=GROWTH_INTERVAL, enabled=is_scaled)
         settings = config.learner
@@ -445,14 +446,14 @@ class Learner:
             is_group = config.learner.objective == "dgpo"
             noised = noised_batches(task, rollout, device=device, choice=batch.choice, shares_noise=is_group)
             noised = map(forward.weighed, noised) if is_group else noised
-            for piece in split_micro_batches(noised, most=config.model.forward_batch):
+            for piece in split_micro_batches(noised, most=self._policy.learner_batch):
                 yield piece.k, forward(piece)
             return
         objective = Objective(self._policy, self._lora, config.learner)
         whole = micro_batches(
             task, rollout, rows_per_state=self._policy.rows_per_state, device=device, keeps_idle=self._keeps_idle
         )
-        for piece in split_micro_batches(whole, most=config.model.forward_batch):
+        for piece in split_micro_batches(whole, most=self._policy.learner_batch):
             yield piece.k, objective(piece)
 
     def _take_step(self, gradient: Gradient, *, scale: float) -> tuple[float | None, float | None]:

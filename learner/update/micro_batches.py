@@ -228,7 +228,8 @@ def noised_batches(
 def split_micro_batches(micro_batches: Iterable[Batch], *, most: int | None) -> Iterator[Batch]:
     """Cut every micro-batch into even pieces of at most `most` different states; None leaves them whole.
 
-    `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed.
+    `FlowPolicy.velocity` cuts its forwards at the same positions, so that a piece is a batch that the rollout computed,
+    unless `learner.batch` is another number.
     """
     for micro_batch in micro_batches:
         count, rows_per_state = len(micro_batch.latents), micro_batch.rows_per_state

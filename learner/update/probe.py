@@ -6,12 +6,18 @@ that stays flat.
 """
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 
+from flow.adapter.lora import Lora
 from flow.maths.noise import INITIAL, trajectory_noise
+from flow.models.pipeline import PipelineBackbone
+from flow.pieces import even_pieces
 from flow.policy import FlowPolicy
-from protocol.errors import ContractError, NonFiniteError, ParityError
+from protocol.config.run import RunConfig
+from protocol.errors import ConfigError, ContractError, NonFiniteError, ParityError
 from protocol.messages import Rollout
 
 
@@ -94,3 +100,53 @@ def probe_clean(
             f" {deviation:.2e}: give both the same kind of device, library versions and model.dtype"
         )
     return {"probe/latent_deviation": deviation}
+
+
+def take_learner_batch(policy: FlowPolicy, lora: Lora, config: RunConfig, *, device: torch.device) -> None:
+    """Let a policy cut its forwards as the learner does, if this device then computes a row with the rollout's bits.
+
+    The rows, prompts and adapter that are compared are random, and the learner's forwards have a gradient. If both
+    sides cut a shard alike, nothing is computed.
+
+    Raises:
+        ConfigError: a row differs.
+    """
+    rollout, learner = policy.forward_batch, policy.learner_batch
+    policy.forward_batch = learner
+    counts = [count for count in _states(policy, config) if even_pieces(count, rollout) != even_pieces(count, learner)]
+    if not counts:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        latents = torch.randn(max(counts), *policy.backbone.latent_shape).to(device)
+        adapter = {name: 0.02 * torch.randn(held.shape).to(device) for name, held in lora.parameters.items()}
+        prompts = tuple(cast(PipelineBackbone, policy.backbone).example(1) for _ in range(config.model.rows))
+    sigma = torch.full((len(latents),), 0.5, device=device)
+    with lora.holding(adapter):
+        for count in counts:
+            policy.forward_batch = rollout
+            with torch.no_grad():
+                expected = policy.velocity(latents[:count], sigma[:count], prompts)
+            policy.forward_batch = learner
+            for piece in even_pieces(count, learner):
+                found = policy.velocity(latents[piece], sigma[piece], prompts).detach()
+                if not torch.equal(found, expected[piece]):
+                    off = (found - expected[piece]).abs().max().item()
+                    raise ConfigError(
+                        f"learner.batch must leave each row the bits that it has in the rollout's batches of"
+                        f" {rollout or count}, got {learner}, with which a velocity on this device is off by {off:.1e}:"
+                        " leave it out"
+                    )
+    policy.evaluations = policy.gradient_evaluations = 0
+
+
+def _states(policy: FlowPolicy, config: RunConfig) -> Iterator[int]:
+    """Yield each number of different states that a micro-batch can have."""
+    found = {config.group.shard}
+    for group in range(policy.window_period):
+        explored = policy.steps_of(seed=config.seed, iteration=0, group=group, shard=0)
+        strides = policy.strides(explored)
+        for k in explored:
+            rows = math.ceil(config.group.shard / strides.get(k, 1))
+            found.add(math.ceil(rows / policy.rows_per_state(k, explored, rows)))
+    yield from sorted(found)

@@ -69,8 +69,8 @@ class ClusterConfig(Section):
     workers, their `gpus` add up to at most 1, and `group.max_lag` is 0. `joint`: as `colocated`, and the two are one
     process with one copy of the frozen model; their `gpus` may add up to more, and both sides fail together."""
     offload: bool = False
-    """With `colocated`: whether the resting side keeps its transformer and VAE in host memory. This saves GPU memory
-    and costs a copy in each turn."""
+    """With `colocated`: whether the resting side keeps its transformer and VAE in host memory, of which a node holds
+    one copy. This saves GPU memory and costs a copy to the GPU in each turn."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
     """Seconds within which a busy actor must send a heartbeat; otherwise it is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)

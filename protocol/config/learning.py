@@ -152,6 +152,10 @@ class LearnerConfig(Section):
     """AdamW's decoupled weight decay, at least 0."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient; a longer gradient is scaled down to it."""
+    batch: Positive | None = None
+    """Maximum number of states in one forward and backward of the learner; null takes `model.forward_batch`. Another
+    number than the rollout's needs a device that computes a row with the same bits in both batches; a run checks it at
+    its start."""
     clip_range: float = Field(default=1e-4, gt=0.0)
     """c of the clipped surrogate, above 0. It is small because log-probs are means over latent elements, so ratios stay
     close to 1."""

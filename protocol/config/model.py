@@ -91,7 +91,7 @@ class ModelConfig(Section):
     the actors hold the text encoders."""
     forward_batch: Positive | None = None
     """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
-    number, so the ratio stays exactly 1."""
+    number (but see `learner.batch`), so the ratio stays exactly 1."""
     decode_batch: Positive | None = None
     """Maximum number of images that the VAE decodes at once; null decodes all."""
     vae_tiling: bool = False

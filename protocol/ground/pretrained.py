@@ -5,7 +5,8 @@ Libraries fill tensors that a file lacks at random, or make a vocabulary of two 
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ for 151,936, CLIP's as many as rows."""
 COUNTER = "num_batches_tracked"
 """A batch norm's counter of training steps, which no forward reads."""
 AGAIN = "copy or download it again"
+READ = re.compile(r"(model|diffusion_pytorch_model)(\.fp16)?(-\d+-of-\d+)?\.safetensors")
+"""Names of the files of weights that the libraries read; a folder may hold others beside them."""
+PLAIN = ("F64", "F32", "F16", "BF16")
+"""Dtypes of weights, as safetensors names them, in which a number means itself and is no part of a code."""
 
 
 def loaded(
@@ -95,7 +100,9 @@ def require_tensors(model: Any, loading_info: Mapping[str, Any], *, what: str, e
 
 
 def require_plain_weights(folder: Path, *, what: str, error: type[InputError], remedy: str) -> None:
-    """Refuse a model folder whose weights were quantised before they were saved.
+    """Refuse a model folder whose weights were quantised before they were saved, whether its config says so or not.
+
+    The libraries cast numbers of 8 bits to the wanted dtype where the config does not say what they mean.
 
     Raises:
         InputError: of the type `error`.
@@ -104,9 +111,25 @@ def require_plain_weights(folder: Path, *, what: str, error: type[InputError], r
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
     except (OSError, ValueError, AttributeError):
         return  # its loading says so
+    rule = f"{what} must hold weights that are not quantised"
     if settings:
         method = settings.get("quant_method") if isinstance(settings, dict) else settings
-        raise error(f"{what} must hold weights that are not quantised, got quantization_config {method}: {remedy}")
+        raise error(f"{rule}, got quantization_config {method}: {remedy}")
+    for name, dtype in _dtypes(folder):
+        if name.endswith(".weight") and dtype not in PLAIN:
+            raise error(f"{rule}, got {dtype} for {name} and no quantization_config: {remedy}")
+
+
+def _dtypes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and dtypes of a model's tensors from the headers of its safetensors files."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(each for each in folder.glob("*.safetensors") if READ.fullmatch(each.name)):
+        try:
+            with safe_open(file, framework="numpy") as held:
+                yield from ((name, held.get_slice(name).get_dtype()) for name in held.keys())  # noqa: SIM118
+        except (OSError, SafetensorError):
+            continue  # its loading says so
 
 
 def load_tokenizer(kind: Any, source: Path | str, *, what: str, error: type[InputError], **options: Any) -> Any:

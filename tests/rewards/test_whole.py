@@ -85,6 +85,11 @@ def of_few_words(folder: Path) -> None:
         ("hpsv2", processor_of_another_size, "image processor of '.*clip' must crop images to .* 24 pixels, got 224"),
         ("hpsv2", cut, "cannot be loaded: .*not fully covered"),
         ("pickscore", quantised, "not quantised, got quantization_config bitsandbytes: use the unquantised model"),
+        (
+            "clipscore",
+            changed(lambda held: held | {"visual_projection.weight": held["visual_projection.weight"].char()}),
+            "not quantised, got I8 for visual_projection.weight and no quantization_config: use the unquantised model",
+        ),
         ("pickscore", without_words, "must hold tokenizer.json or vocab.json and merges.txt, got no vocab.json"),
         ("clipscore", of_few_words, "the tokenizer of '.*clip' must have about as many tokens .*, got 2 for 190 rows"),
     ],

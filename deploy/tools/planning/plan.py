@@ -19,7 +19,7 @@ REST = 0.07
 12.7 s so (docs/performance.md)."""
 SHOWN = {
     "object store": "object stores of all nodes",
-    "resting side": "resting side of a GPU",
+    "resting weights": "resting weights of a node",
     "transformer": "transformer's weights",
     "text encoders": "text encoders' weights",
     "context": "CUDA itself",

@@ -106,7 +106,11 @@ def test_checkpointing_and_smaller_batches_take_less(tiny_config: Config) -> Non
 
     plain = learner()
     assert learner(gradient_checkpointing=True) < 0.95 * plain
-    assert learner(forward_batch=1) < 0.6 * plain
+    small = learner(forward_batch=1)
+    assert small < 0.6 * plain
+    whole = configured(tiny_config)
+    own = whole.model_copy(update={"learner": whole.learner.model_copy(update={"batch": 1})})
+    assert estimate(own).learner["forward and backward"] == small
 
 
 def test_weights_are_counted_exactly(tiny_config: Config) -> None:

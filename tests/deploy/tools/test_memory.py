@@ -204,13 +204,14 @@ def test_what_rests_and_what_the_workers_exchange_are_host_memory(tiny_config: C
     config = tiny_config(cluster={**bundles, "learner": {"workers": 4, "gpus": 0.5}, "rollout": {"gpus": 0.5}})
     found = estimate(config)
     roles = {each.role: each for each in roles_of(config, found)}
-    resting = roles["resting side"]
+    resting = roles["resting weights"]
     assert resting.host["transformer"] == found.rollout["transformer"] and resting.host["VAE"] == found.rollout["VAE"]
-    assert [roles[name].count for name in ("rollout actor", "learner worker", "resting side", "driver")] == [4, 4, 4, 1]
+    assert [roles[name].count for name in ("rollout actor", "learner worker", "driver")] == [4, 4, 1]
+    assert resting.count == 1, "one copy a node"
     assert roles["object store"].host["sums of gradients"] == 5 * 4 * found.trained, "4 sums of workers and the total"
     copies = "state before the update"
     assert roles["learner worker"].gpu[copies] == 2 * 4 * found.trained
-    assert "resting side" not in {each.role for each in roles_of(tiny_config(), found)}
+    assert "resting weights" not in {each.role for each in roles_of(tiny_config(), found)}
 
 
 def test_a_role_that_a_card_cannot_hold_is_named_with_the_keys_that_help(tiny_config: Config) -> None:

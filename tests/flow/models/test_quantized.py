@@ -118,6 +118,21 @@ def test_the_learner_replays_a_rollout_with_a_ratio_of_exactly_1(
     assert trained[1] == trained[2] == set(sides[1][1].parameters), "every tensor gets a gradient"
 
 
+def test_a_quantised_model_rests_and_wakes_with_its_bits(tiny_config: Config, setting: str) -> None:
+    pytest.importorskip("torchao", reason=REASON)
+    policy, _ = build_policy(quantized_config(tiny_config, setting), device="cpu:1")
+    backbone: Any = policy.backbone
+    latents, sigma = torch.randn(2, *backbone.latent_shape), torch.tensor([0.9, 0.4])
+    prompt = policy.conditioning("a red circle", "")
+    expected = policy.velocity(latents, sigma, prompt)
+    before = {name: (each.data_ptr(), each.clone()) for name, each in weights_of(backbone.transformer).items()}
+    backbone.rest()
+    for name, each in weights_of(backbone.transformer).items():
+        assert each.data_ptr() != before[name][0] and torch.equal(each, before[name][1])
+    backbone.wake()
+    assert torch.equal(policy.velocity(latents, sigma, prompt), expected)
+
+
 def test_the_estimate_counts_the_bytes_that_a_loaded_transformer_takes(tiny_config: Config, setting: str) -> None:
     pytest.importorskip("torchao", reason=REASON)
     config = quantized_config(tiny_config, setting)

@@ -1,7 +1,6 @@
 """diffusers' own pipeline is the oracle: embeddings, trajectories and images are equal bit for bit."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -173,17 +172,3 @@ def test_a_folder_without_weights_is_a_model_error(tiny_sd3: Path, tmp_path: Pat
             (tmp_path / part.name).mkdir()
     with pytest.raises(ModelError, match="transformer.config.json cannot be read"):
         load_backbone(ModelConfig(path=str(tmp_path)))
-
-
-def test_a_backbone_wakes_on_its_device_and_rests_in_host_memory(tiny_sd3: Path, backbone: Backbone) -> None:
-    pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_sd3, text_encoder_3=None, tokenizer_3=None)
-    kind: Any = type(backbone)  # the device `meta` stands for a GPU: what moves there is gone, so only the way shows
-    other = kind(pipeline, ModelConfig(path=str(tiny_sd3)), None, device=torch.device("meta"))
-    held = [*other.transformer.parameters(), *other.vae.parameters()]
-    other.rest()
-    assert {parameter.device.type for parameter in held} == {"cpu"}
-    other.wake()
-    woken = [*other.transformer.parameters(), *other.vae.parameters()]
-    assert {parameter.device.type for parameter in woken} == {"meta"}
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        other.rest()

@@ -89,6 +89,16 @@ def sharded_without(part: str, name: str) -> Damage:
     return damage
 
 
+def cast(part: str, dtype: torch.dtype) -> Damage:
+    """One weight in a dtype that means nothing without a scale."""
+
+    def change(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = min(each for each in held if each.endswith(".weight"))
+        return held | {name: held[name].to(dtype)}
+
+    return changed(part, change)
+
+
 def configured(file: str, **settings: Any) -> Damage:
     """Set keys of a JSON file; `...` removes one."""
 
@@ -164,6 +174,12 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         configured("transformer/config.json", quantization_config={"quant_method": "gguf"}),
         "transformer of .* got quantization_config gguf",
     ),
+    "transformer in 8 bits": (
+        cast("transformer", torch.int8),
+        "transformer of .* got I8 for .*weight and no quantization_config: .*model.quantize=nf4",
+    ),
+    "encoder in float8": (cast("text_encoder", torch.float8_e4m3fn), "text_encoder of .* got F8_E4M3 for .*weight and"),
+    "vae in bytes": (cast("vae", torch.uint8), "vae of .* got U8 for .*weight and no quantization_config"),
     "transformer is absent": (removed(weights_of("transformer")), "transformer of .*model "),
     "vae lacks one": (without("vae", "decoder.conv_out.bias"), "vae of .* missing, such as decoder.conv_out.bias"),
     "vae pickled": (
