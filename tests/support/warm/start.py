@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "deploy" / "run" / "warm"))
 
-from ask import ask
+from client import fork
 
 address, *words = sys.argv[1:]
 try:
-    worker, _ = ask(address, words, os.getcwd(), dict(os.environ), [0, 1, 2])
+    worker, _ = fork(address, words, os.getcwd(), dict(os.environ), [0, 1, 2])
 except OSError:
     os.execv(sys.executable, [sys.executable, *words])
 open(os.path.join(os.path.dirname(address), f"{os.getppid()}.{worker}"), "x").close()
