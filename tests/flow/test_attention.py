@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -22,6 +23,13 @@ from tests.support.worlds.architectures import model_of
 
 SCALE = 0.3
 Asked = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def whole_process_takes_its_kernels_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of one model is also what diffusers gives to all processors of the process that name none."""
+    monkeypatch.setattr(_AttentionBackendRegistry, "_active_backend", _AttentionBackendRegistry._active_backend)
+    monkeypatch.setattr(_AttentionBackendRegistry, "_backends", dict(_AttentionBackendRegistry._backends))
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
