@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from flow.adapter.lora_file import PREFIX, read_foreign_lora
-from protocol.config.model import LoraConfig
+from protocol.config.model import QKV, LoraConfig
 from protocol.errors import ContractError, ModelError
 from protocol.messages import Adapter, digest_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
 ADAPTER = "default"
-QKV = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
+SHARED_INPUT = (QKV, ("add_q_proj", "add_k_proj", "add_v_proj"))
 """Names of the layers in diffusers' attention that read one tensor in turn, of the image and of the text."""
 
 
@@ -219,7 +219,7 @@ def inject(config: LoraConfig, transformer: nn.Module, *, low_cpu_mem_usage: boo
         layer.lora_variant[ADAPTER] = Branch  # pyrefly: ignore[missing-attribute]
     if config.qkv == "joined":
         for module in transformer.modules():
-            for names in QKV:
+            for names in SHARED_INPUT:
                 layers = [getattr(module, name, None) for name in names]
                 if all(hasattr(layer, "lora_A") for layer in layers):
                     _Join(layers)
