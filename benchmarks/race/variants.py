@@ -123,6 +123,7 @@ VARIANTS: Mapping[str, Variant] = {
         "stepwise_tree",
         ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
     ),
+    **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
     # About as many images as twelve groups of 24, from fewer prompts.
     "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
     "stepwise_tree, 6 groups of 48": Variant("stepwise_tree", ("group.size=48", "group.per_iteration=6")),
