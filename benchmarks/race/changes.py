@@ -7,7 +7,6 @@ Every evaluation has the same prompts and noise. The images of each prompt are s
 show is a change of the policy; by what the halves differ is the noise of the images.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +16,12 @@ import typer
 from jaxtyping import Float
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show, write_json
 from benchmarks.race.cell import Cell, require_known, rounded, run_cell
 from benchmarks.race.finals import SECOND
 from benchmarks.race.variants import MEAN
-from benchmarks.tables import show
 from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.read import lines_of
-from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_changes")
 CELL = Cell("stepwise_tree", 7, "geneval")
@@ -104,7 +102,7 @@ def report(
     found = {name: read_heldout(folder) for name, folder in folders.items()}
     ended = {name: each for name, each in found.items() if each and each[-1].iteration == ITERATIONS}
     rows = {name: row_of(each, lines_of(folders[name])) for name, each in ended.items()}
-    write_whole(out, json.dumps(rounded(rows), indent=1) + "\n")
+    write_json(out, rounded(rows))
     curves = ("iterations", "scores")
     show([{"variant": name, **{k: v for k, v in row.items() if k not in curves}} for name, row in rows.items()])
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show
 from benchmarks.race.cell import (
     Cell,
     arrival,
@@ -36,7 +37,6 @@ from benchmarks.race.plots import write_plot
 from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, SEED, Tuning, measure_pace
 from benchmarks.race.tune import RUNS as TUNING_RUNS
 from benchmarks.race.variants import REWARDS, VARIANTS
-from benchmarks.tables import show
 from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_2026")

@@ -7,7 +7,6 @@
 its strict score on held-out prompts is what hacking destroys.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +15,8 @@ import typer
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.output import show, write_json
 from benchmarks.race.cell import Cell, evaluations, rounded, run_cell
-from benchmarks.tables import show
 
 CELL = Cell("stepwise_tree", 0, "redness")
 TRAINED, WATCHED = "evaluation/reward/redness", "evaluation/reward/geneval/strict"
@@ -61,7 +60,7 @@ def report(
         variant: rounded(evaluations(runs / str(number) / CELL.folder, **columns))
         for number, variant in enumerate(VARIANTS)
     }
-    out.write_text(json.dumps(curves, indent=1) + "\n", encoding="utf-8")
+    write_json(out, curves)
     shared = sorted(set.intersection(*(set(curve["iteration"]) for curve in curves.values())))
     shown = shared[:: max(1, (len(shared) - 1) // 4)]
     rows = []

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show
 from benchmarks.race.cell import (
     Cell,
     arrival,
@@ -29,7 +30,6 @@ from benchmarks.race.cell import (
     seconds_an_iteration,
 )
 from benchmarks.race.variants import REWARDS, VARIANTS
-from benchmarks.tables import show
 
 RUNS = Path("runs/credit_race")
 PEER = "flow_grpo"

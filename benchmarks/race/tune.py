@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show
 from benchmarks.race.cell import Cell, read_cell, require_known, rounded, run_cell, seconds_an_iteration
-from benchmarks.tables import show
 from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_tuning")
