@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.output import write_json
 from benchmarks.workers import workers
 from deploy.presets import load_config, method_names, preset_names
 
@@ -64,7 +65,7 @@ def list_digests(
         if only in name:
             digests[name] = dict(_digests(arguments))
             typer.echo(f"{name}: {', '.join(digest[:12] for digest in digests[name].values())}")
-            out.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+            write_json(out, digests)
 
 
 @app.command()
@@ -75,7 +76,7 @@ def configs(out: Annotated[Path, typer.Option(help="JSON file that receives the 
         for preset in preset_names()
         for method in method_names()
     }
-    out.write_text(json.dumps(pairs, indent=1) + "\n", encoding="utf-8")
+    write_json(out, pairs)
     keys = {key for config in pairs.values() for key in config}
     typer.echo(f"{len(pairs)} configs, {len(keys)} keys")
 

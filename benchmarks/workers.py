@@ -24,8 +24,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,15 +33,14 @@ import ray
 import torch
 import typer
 from ray.exceptions import RayActorError
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
 from actors.fleet import RayFleet
 from actors.learners import LearnerGroup, LearnerWorker
 from actors.pool.nodes import NodeFailures
 from actors.rewards.pool import RewardActor, RewardPools
 from actors.rollouts import RolloutActor, RolloutPool
+from benchmarks.local_ray import local_ray
+from benchmarks.output import show, write_json
 from deploy.folder.names import CHECKPOINTS
 from deploy.folder.run_folder import open_run_folder
 from deploy.monitor.journal import Listener, RunJournal
@@ -334,32 +332,16 @@ async def _train(config: RunConfig, folder: Path, way: Way) -> None:
         )
 
 
-@contextmanager
-def _cluster() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=CPUS,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def workers(
     out: Annotated[Path, typer.Option(help="JSON file that receives the digests; runs that stand there are kept.")],
     only: Annotated[str, typer.Option(help="Only cells whose name contains this text.")] = "",
 ) -> None:
     """Train every cell in every way; exit code 1 when a way learns other bits than --local."""
     torch.set_num_threads(1)
-    table = Table("cell", "adapter", *(way.name for way in [LOCAL, *SIZES, RESIZED, KILLED, BUNDLES]), box=MARKDOWN)
+    columns, rows = [way.name for way in [LOCAL, *SIZES, RESIZED, KILLED, BUNDLES]], []
     found: dict[str, dict[str, dict[str, str]]] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     began, differing = time.monotonic(), 0
-    with _cluster():
+    with local_ray(CPUS):
         for name, (keys, ways) in cells().items():
             if only not in name:
                 continue
@@ -369,12 +351,13 @@ def workers(
                     continue
                 held[way.name] = digests(keys, way)
                 typer.echo(f"{name}, {way.name}: {', '.join(each[:12] for each in held[way.name].values())}", err=True)
-                out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                write_json(out, found)
             marks = {each: "equal" if own == held[LOCAL.name] else "OTHER" for each, own in held.items()}
             differing += "OTHER" in marks.values()
             adapter = held[LOCAL.name]["pytorch_lora_weights.safetensors"][:12]
-            table.add_row(name, adapter, *(marks.get(str(column.header), "") for column in table.columns[2:]))
-    Console(width=200).print(table)
+            rows.append({"cell": name, "adapter": adapter, **{each: marks.get(each, "") for each in columns}})
+    if rows:
+        show(rows)
     runs = sum(map(len, found.values()))
     typer.echo(f"{runs} runs in {len(found)} cells in {time.monotonic() - began:.0f} s, {differing} with other bits")
     raise typer.Exit(1 if differing else 0)

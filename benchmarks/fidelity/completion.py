@@ -10,7 +10,6 @@ is the number of velocity evaluations of one point, without that of the main pas
 """
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,20 +19,13 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy.stats import spearmanr
 
-from benchmarks.fidelity.groups import draw_group
-from deploy.presets import load_config
-from flow.models.load import load_backbone
-from flow.policy import FlowPolicy, policy_of
-from protocol.config.run import RunConfig
+from benchmarks.fidelity.groups import World, draw_group
+from benchmarks.output import show, write_json
 from protocol.config.sampling import CompletionConfig
 from protocol.messages import Prompt
-from protocol.prompts import read_prompts
-from rewards.scorer import CheckedScorer, build_scorer
 
 Solver = Literal["euler", "heun", "adams"]
 Spacing = Literal["even", "schedule"]
@@ -81,27 +73,23 @@ class Point:
     scores: dict[str, np.ndarray]
 
 
-def completed_points(
-    policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: dict[str, CheckedScorer], members: int
-) -> Iterator[Point]:
+def completed_points(world: World, prompts: Sequence[Prompt], members: int) -> Iterator[Point]:
     """Complete every stochastic point in every way, except a point that all members share.
 
     Args:
-        policy: the base model's policy.
-        config: the run's config.
+        world: model and scorers.
         prompts: one group for each.
-        scorers: scorers by name.
         members: size of a group.
 
     Yields:
         Points with clean latents and scores.
     """
     for number, prompt in enumerate(track(prompts, "groups")):
-        group = draw_group(policy, config, number=number, prompt=prompt, members=members)
-        for point in group.points[1 if config.sampling.shared_noise else 0 :]:
+        group = draw_group(world.policy, world.config, number=number, prompt=prompt, members=members)
+        for point in group.points[1 if world.config.sampling.shared_noise else 0 :]:
             for way, completion in WAYS.items():
                 clean, forwards = group.completed(point, completion)
-                yield Point(way, number, point.k, forwards, clean.numpy(), group.scores(clean, scorers))
+                yield Point(way, number, point.k, forwards, clean.numpy(), group.scores(clean, world.scorers))
 
 
 def summarise(points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -161,31 +149,16 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file; the plot has the same name.")] = Path(
         "runs/completion_fidelity.json"
     ),
-    is_plot: Annotated[bool, typer.Option("--plot", help="Only plot the existing JSON file again.")] = False,
 ) -> None:
     """Measure, print the table, write JSON and plot."""
-    if is_plot:
-        plot(json.loads(out.read_text(encoding="utf-8"))["rows"], out.with_suffix(".png"))
-        return
-    config = load_config(preset, overrides=overrides or [])
-    torch.set_num_threads(config.cluster.rollout.threads)
-    chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]
-    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
-    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
-    policy = policy_of(load_backbone(config.model), config)
+    world = World.of(preset, overrides or [])
+    chosen = world.prompts(prompts)
     with torch.no_grad():
-        rows = summarise(list(completed_points(policy, config, chosen, scorers, members)))
-    out.parent.mkdir(parents=True, exist_ok=True)
+        rows = summarise(list(completed_points(world, chosen, members)))
     facts = {"preset": preset, "overrides": overrides or [], "prompts": len(chosen), "members": members, "rows": rows}
-    out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_json(out, facts)
     plot(rows, out.with_suffix(".png"))
-    columns = list(rows[0])
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(
-            *(value if isinstance(value, str) else "-" if value is None else f"{value:.3f}" for value in row.values())
-        )
-    Console(width=200).print(table)
+    show(rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ same signal-to-noise ratio rule b needs (f_a / f_b)^2 times the groups of rule a
 the continuations, so that their noise does not bias it.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,24 +20,19 @@ import numpy as np
 import torch
 import typer
 from jaxtyping import Float
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.fidelity.completion import WAYS
-from benchmarks.fidelity.groups import Group, draw_group
-from deploy.presets import load_config
-from flow.models.load import load_backbone
-from flow.policy import FlowPolicy, policy_of
+from benchmarks.fidelity.groups import Group, World, draw_group
+from benchmarks.output import show, write_json
 from flow.rollout import Step
 from learner.credit.normalisers import NORMALISERS
 from learner.credit.rules import calibrated, gae, gains, uniform
 from learner.credit.tables import CreditRule
-from protocol.config.run import RunConfig
 from protocol.messages import Prompt
 from protocol.prompts import read_prompts
-from rewards.scorer import CheckedScorer, build_scorer
+from rewards.scorer import build_scorer
 
 Rewards = Float[np.ndarray, "groups N P"]
 COMPLETIONS = ("tweedie", "euler 2", "adams 3, schedule spacing", "remaining schedule")
@@ -63,9 +57,7 @@ class Data:
 class Collector:
     """Generates groups, completes their points, and continues every point many times."""
 
-    policy: FlowPolicy
-    config: RunConfig
-    scorers: Mapping[str, CheckedScorer]
+    world: World
     members: int
     continuations: int
 
@@ -80,22 +72,24 @@ class Collector:
                     np.stack([group["second"][name] for group in groups]),
                 ),
             )
-            for name in self.scorers
+            for name in self.world.scorers
         }
 
     def _group(self, number: int, prompt: Prompt) -> dict[str, dict[str, Float[np.ndarray, "N P"]]]:
-        group = draw_group(self.policy, self.config, number=number, prompt=prompt, members=self.members)
-        final = group.scores(group.final, self.scorers)
+        group = draw_group(self.world.policy, self.world.config, number=number, prompt=prompt, members=self.members)
+        final = group.scores(group.final, self.world.scorers)
         generator = torch.Generator().manual_seed(number)
         columns: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in (*COMPLETIONS, "first", "second")}
         for point in group.points:
             for way in COMPLETIONS:
-                columns[way].append(group.scores(group.completed(point, WAYS[way])[0], self.scorers))
-            is_common = self.config.sampling.shared_noise and not point.k
+                columns[way].append(group.scores(group.completed(point, WAYS[way])[0], self.world.scorers))
+            is_common = self.world.config.sampling.shared_noise and not point.k
             for half in ("first", "second"):
                 columns[half].append(self._value(group, point, generator, is_common=is_common))
         return {
-            name: {scorer: np.stack([*(c[scorer] for c in held), final[scorer]], axis=1) for scorer in self.scorers}
+            name: {
+                scorer: np.stack([*(c[scorer] for c in held), final[scorer]], axis=1) for scorer in self.world.scorers
+            }
             for name, held in columns.items()
         }
 
@@ -109,15 +103,15 @@ class Collector:
         runs = []
         for _ in range(self.continuations // 2):
             latents = point.latents
-            for k in range(point.k, self.policy.total_steps):
-                is_stochastic = k in self.policy.steps
-                transition, _ = self.policy.transition(
+            for k in range(point.k, self.world.policy.total_steps):
+                is_stochastic = k in self.world.policy.steps
+                transition, _ = self.world.policy.transition(
                     latents, k, conditioning=group.conditioning, as_ode=not is_stochastic
                 )
                 noise = torch.randn(latents.shape, generator=generator) if is_stochastic else None
                 latents = transition.mean if noise is None else transition.sample(noise)
-            runs.append(group.scores(latents, self.scorers))
-        means = {name: np.mean([run[name] for run in runs], axis=0) for name in self.scorers}
+            runs.append(group.scores(latents, self.world.scorers))
+        means = {name: np.mean([run[name] for run in runs], axis=0) for name in self.world.scorers}
         return {name: np.full_like(mean, mean.mean()) for name, mean in means.items()} if is_common else means
 
 
@@ -203,25 +197,17 @@ def main(
     ),
 ) -> None:
     """Measure, print the table, write JSON and plot."""
-    config = load_config(preset, overrides=overrides or [])
-    torch.set_num_threads(config.cluster.rollout.threads)
-    lines = read_prompts(config.data, config.data.train)
-    order = np.random.default_rng(config.seed).permutation(len(lines))
-    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
-    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
-    scorers["pickscore"] = build_scorer("pickscore", model="pkg://toyworld/clip", batch=64, device="cpu")
-    policy = policy_of(load_backbone(config.model), config)
-    collector = Collector(policy, config, scorers, members, continuations)
+    world = World.of(preset, overrides or [])
+    world.scorers["pickscore"] = build_scorer("pickscore", model="pkg://toyworld/clip", batch=64, device="cpu")
+    lines = read_prompts(world.config.data, world.config.data.train)
+    order = np.random.default_rng(world.config.seed).permutation(len(lines))
+    collector = Collector(world, members, continuations)
     with torch.no_grad():
         rows = rows_of(collector.collect([lines[index] for index in order[:prompts]]))
-    out.parent.mkdir(parents=True, exist_ok=True)
     facts = {"preset": preset, "overrides": overrides or [], "prompts": prompts, "members": members, "rows": rows}
-    out.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    plot(rows, out.with_suffix(".png"), list(scorers))
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:.3f}" for value in row.values()))
-    Console(width=160).print(table)
+    write_json(out, facts)
+    plot(rows, out.with_suffix(".png"), list(world.scorers))
+    show(rows)
 
 
 if __name__ == "__main__":

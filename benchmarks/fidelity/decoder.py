@@ -10,7 +10,7 @@ least of several rounds over a shard's images at once.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -22,31 +22,21 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.fidelity.completion import mean_correlation
-from benchmarks.fidelity.groups import draw_group
-from deploy.presets import load_config
+from benchmarks.fidelity.groups import World, draw_group
 from flow.models.contract import Backbone
-from flow.models.load import load_backbone
-from flow.policy import FlowPolicy, policy_of
-from protocol.config.run import RunConfig
 from protocol.errors import ConfigError
 from protocol.messages import Prompt
-from protocol.prompts import read_prompts
-from rewards.scorer import CheckedScorer, build_scorer
 
 ROUNDS = 5
 Pairs = dict[str, list[tuple[np.ndarray, np.ndarray]]]
 
 
-def score_pairs(
-    policy: FlowPolicy, config: RunConfig, prompts: Sequence[Prompt], scorers: Mapping[str, CheckedScorer], members: int
-) -> Iterator[tuple[Pairs, float]]:
+def score_pairs(world: World, prompts: Sequence[Prompt], members: int) -> Iterator[tuple[Pairs, float]]:
     """Score every completed point of a group for each prompt with both decoders.
 
     Args:
-        policy: of a model with a tiny decoder.
-        config: the run's config.
+        world: a model with a tiny decoder, and scorers.
         prompts: one group for each.
-        scorers: scorers by name.
         members: size of a group.
 
     Yields:
@@ -54,15 +44,15 @@ def score_pairs(
         mean absolute difference of their pixels, of 255.
     """
     for number, prompt in enumerate(track(prompts, "groups")):
-        group = draw_group(policy, config, number=number, prompt=prompt, members=members)
-        pairs: Pairs = {name: [] for name in scorers}
+        group = draw_group(world.policy, world.config, number=number, prompt=prompt, members=members)
+        pairs: Pairs = {name: [] for name in world.scorers}
         apart = []
-        for point in group.points[1 if config.sampling.shared_noise else 0 :]:
-            clean, _ = group.completed(point, config.completion)
-            tiny, whole = (policy.backbone.decode(clean, points=points) for points in (len(clean), 0))
+        for point in group.points[1 if world.config.sampling.shared_noise else 0 :]:
+            clean, _ = group.completed(point, world.config.completion)
+            tiny, whole = (world.policy.backbone.decode(clean, points=points) for points in (len(clean), 0))
             apart.append(float(np.abs(tiny.astype(float) - whole).mean()))
             texts, facts = [prompt.text] * len(clean), [prompt.metadata] * len(clean)
-            for name, scorer in scorers.items():
+            for name, scorer in world.scorers.items():
                 pairs[name].append((scorer.score(tiny, texts, facts).values, scorer.score(whole, texts, facts).values))
         yield pairs, float(np.mean(apart))
 
@@ -97,21 +87,16 @@ def main(
     members: Annotated[int, typer.Option(min=3, help="Members of a group.")] = 24,
 ) -> None:
     """Measure and print."""
-    config = load_config(preset, overrides=overrides or [])
-    if not config.model.tiny_decoder:
+    world = World.of(preset, overrides or [])
+    if not world.config.model.tiny_decoder:
         raise ConfigError("this benchmark compares two decoders, got no model.tiny_decoder: name one")
-    torch.set_num_threads(config.cluster.rollout.threads)
-    chosen = read_prompts(config.data, config.data.train)[:: max(1, 240 // prompts)][:prompts]
-    scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
-    scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
-    policy = policy_of(load_backbone(config.model), config)
+    backbone, rows = world.policy.backbone, members * len(world.policy.steps)
     with torch.no_grad():
-        found = list(score_pairs(policy, config, chosen, scorers, members))
-        rows = members * len(policy.steps)
-        latents = torch.randn(rows, *policy.backbone.latent_shape, generator=torch.Generator().manual_seed(0))
-        tiny, whole = (cpu_seconds(policy.backbone, latents, is_tiny=is_tiny) for is_tiny in (True, False))
+        found = list(score_pairs(world, world.prompts(prompts), members))
+        latents = torch.randn(rows, *backbone.latent_shape, generator=torch.Generator().manual_seed(0))
+        tiny, whole = (cpu_seconds(backbone, latents, is_tiny=is_tiny) for is_tiny in (True, False))
     say = Console().print
-    for name in scorers:
+    for name in world.scorers:
         correlation = mean_correlation([pair for pairs, _ in found for pair in pairs[name]])
         say(f"{name}: rank correlation {'none' if correlation is None else f'{correlation:.3f}'}")
     say(f"pixels: mean absolute difference {np.mean([apart for _, apart in found]):.2f} of 255")

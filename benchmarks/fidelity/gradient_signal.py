@@ -14,9 +14,8 @@ from a jackknife over groups. Every member has its own initial noise, and statis
 the std of each step) are taken over all groups.
 """
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,12 +24,11 @@ import numpy as np
 import torch
 import typer
 from jaxtyping import Float, Int
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.fidelity.groups import draw_group
+from benchmarks.output import show, write_json
 from deploy.presets import load_config
 from flow.policy import FlowPolicy, build_policy
 from learner.credit.rules import calibrated
@@ -254,20 +252,19 @@ def main(
     rows = rows_of(rewards, parts, torch.tensor([policy.std(k) for k in policy.steps]))
     steps = steps_of(parts)
     facts = {"preset": preset, "overrides": overrides or [], "groups": groups, "seconds": time.monotonic() - began}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(facts | {"rows": rows, "steps": steps}, indent=1), encoding="utf-8")
+    write_json(out, facts | {"rows": rows, "steps": steps})
     plot(rows, steps, out.with_suffix(".png"))
-    console = Console(width=120)
-    table = Table("rule", "normalise", *(f"power {power:g}" for power in POWERS))
-    for rule, normalise in dict.fromkeys((row["rule"], row["normalise"]) for row in rows):
-        own = [row for row in rows if (row["rule"], row["normalise"]) == (rule, normalise)]
-        table.add_row(rule, normalise, *(f"{1e3 * row['signal']:.2f} ± {1e3 * row['error']:.2f}" for row in own))
-    console.print(table, "signal in thousandths")
-    for row in steps:
-        console.print(
-            f"step {row['step']:.0f}: share of the squared gradient {row['share']:.3f}, "
-            f"signal {1e3 * row['signal']:.2f} ± {1e3 * row['error']:.2f}"
-        )
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        own = table.setdefault((row["rule"], row["normalise"]), {"rule": row["rule"], "normalise": row["normalise"]})
+        own[f"power {row['power']:g}"] = _thousandths(row)
+    show(list(table.values()), title="signal in thousandths")
+    shares = [(f"{row['step']:.0f}", row["share"], _thousandths(row)) for row in steps]
+    show([dict(zip(("step", "share of the squared gradient", "signal"), each, strict=True)) for each in shares])
+
+
+def _thousandths(row: Mapping[str, Any]) -> str:
+    return f"{1e3 * row['signal']:.2f} ± {1e3 * row['error']:.2f}"
 
 
 if __name__ == "__main__":

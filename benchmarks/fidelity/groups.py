@@ -1,6 +1,6 @@
 """A group of trajectories whose points can be completed and scored in any way, for benchmarks of single steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,15 +8,40 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deploy.presets import load_config
 from flow.maths.completion import complete, substep_grid
 from flow.maths.noise import INITIAL, SHARED, trajectory_noise
 from flow.models.contract import Conditioning
-from flow.policy import FlowPolicy
+from flow.models.load import load_backbone
+from flow.policy import FlowPolicy, policy_of
 from flow.rollout import Step, trajectory
 from protocol.config.run import RunConfig
 from protocol.config.sampling import CompletionConfig
 from protocol.messages import Prompt
-from rewards.scorer import CheckedScorer
+from protocol.prompts import read_prompts
+from rewards.scorer import CheckedScorer, build_scorer
+
+
+@dataclass(frozen=True)
+class World:
+    """A preset's base model with its scorers and redness."""
+
+    config: RunConfig
+    policy: FlowPolicy
+    scorers: dict[str, CheckedScorer]
+
+    @classmethod
+    def of(cls, preset: str, overrides: Sequence[str]) -> "World":
+        """Load it."""
+        config = load_config(preset, overrides=overrides)
+        torch.set_num_threads(config.cluster.rollout.threads)
+        scorers = {name: build_scorer(reward.scorer, **reward.args) for name, reward in config.rewards.items()}
+        scorers["redness"] = build_scorer("benchmarks.scorers:Redness")
+        return cls(config, policy_of(load_backbone(config.model), config), scorers)
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Return so many training prompts of all kinds."""
+        return read_prompts(self.config.data, self.config.data.train)[:: max(1, 240 // count)][:count]
 
 
 @dataclass(frozen=True)

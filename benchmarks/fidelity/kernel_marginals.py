@@ -4,9 +4,8 @@ python -m benchmarks.fidelity.kernel_marginals
 """
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.output import show
 from flow.maths.schedule import sd3_sigmas
 from flow.maths.transition import Start, ddim_sde, flow_sde, ode
 from tests.support.worlds.gaussian import gaussian_velocity
@@ -43,10 +42,16 @@ def spread(kernel: str, level: float, steps: int) -> float:
 
 def main() -> None:
     """Print the std of samples by kernel and number of steps."""
-    table = Table("kernel", "noise level", "T = 10", "T = 50", "T = 200", title=f"true spread {SPREAD}")
-    for kernel, level in (("ode", 0.0), ("flow_sde", 0.7), ("ddim_sde", 0.7), ("ddim_sde", 1.0)):
-        table.add_row(kernel, f"{level}", *(f"{spread(kernel, level, steps):.3f}" for steps in (10, 50, 200)))
-    Console().print(table)
+    kernels = ("ode", 0.0), ("flow_sde", 0.7), ("ddim_sde", 0.7), ("ddim_sde", 1.0)
+    rows = [
+        {
+            "kernel": kernel,
+            "noise level": level,
+            **{f"T = {steps}": spread(kernel, level, steps) for steps in (10, 50, 200)},
+        }
+        for kernel, level in kernels
+    ]
+    show(rows, title=f"true spread {SPREAD}")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ from typing import Annotated
 import torch
 import typer
 from jaxtyping import Float
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from benchmarks.output import show
 from flow.maths.schedule import linear_sigmas
 from flow.maths.transition import Start, Transition, flow_sde, ode
 from learner.credit.rules import calibrated_tree, gains, tree
@@ -52,7 +51,6 @@ REWARDS: Mapping[str, Float[Tensor, " D"]] = {
     "both": torch.eye(COARSE + FINE)[0] + 5 * torch.eye(COARSE + FINE)[-1],
 }
 """Weight of each element; in `both` the coarse and the fine one move the reward equally."""
-COLUMNS = ("reward", "rule", "size", "angle", "spread", "signal", "signal, one bias")
 RULES = ("image", "step", "above", "weighted")
 
 
@@ -136,17 +134,17 @@ def known_gradient(weights: Float[Tensor, " D"]) -> Float[Tensor, "L D"]:
     return torch.autograd.grad((latents * weights).sum(), bias)[0]
 
 
-def compare(own: Float[Tensor, "G L D"], image: Float[Tensor, "G L D"], known: Float[Tensor, "L D"]) -> list[str]:
-    """Return the columns of one rule's row; a signal has its standard error."""
+def compare(own: Float[Tensor, "G L D"], image: Float[Tensor, "G L D"], known: Float[Tensor, "L D"]) -> dict[str, str]:
+    """Return one rule's figures; a signal has its standard error."""
     mean, power = own.mean(0), own.square().sum((1, 2)).mean().sqrt()
     cosine = (mean * known).sum() / known.norm() / mean.norm()
-    signals = [signal(own, known), signal(own.sum(1), known.sum(0))]
-    return [
-        f"{mean.norm() / image.mean(0).norm():.2f}",
-        f"{torch.rad2deg(cosine.arccos()):.0f}",
-        f"{(power.square() - mean.square().sum()).sqrt() / mean.norm():.2f}",
-        *(f"{each.mean():.3f} ± {each.std() / len(each) ** 0.5:.3f}" for each in signals),
-    ]
+    signals = {"signal": signal(own, known), "signal, one bias": signal(own.sum(1), known.sum(0))}
+    return {
+        "size": f"{mean.norm() / image.mean(0).norm():.2f}",
+        "angle": f"{torch.rad2deg(cosine.arccos()):.0f}",
+        "spread": f"{(power.square() - mean.square().sum()).sqrt() / mean.norm():.2f}",
+        **{name: f"{each.mean():.3f} ± {each.std() / len(each) ** 0.5:.3f}" for name, each in signals.items()},
+    }
 
 
 def signal(own: Float[Tensor, "G ..."], known: Float[Tensor, "..."]) -> Float[Tensor, " G"]:
@@ -160,15 +158,15 @@ def main(groups: Annotated[int, typer.Option(min=12, help="Groups, each an estim
     torch.manual_seed(0)
     for name, strides in (("stepwise_tree", STRIDES), ("gains", {})):
         points = rollout(groups, strides)
-        table = Table(*COLUMNS, title=f"rollouts: {name}")
+        rows = []
         for reward, weights in REWARDS.items():
             scores = (points @ weights).movedim(0, -1)
             finals = scores[..., -1]
             earned = tree_rewards(finals) if strides else gains(scores.flatten(0, 1)).view(groups, MEMBERS, WINDOW)
             found = {rule: estimates(points[-1], advantages(finals, earned, rule)) for rule in RULES}
             for rule, own in found.items():
-                table.add_row(reward, rule, *compare(own, found["image"], known_gradient(weights)))
-        Console().print(table)
+                rows.append({"reward": reward, "rule": rule, **compare(own, found["image"], known_gradient(weights))})
+        show(rows, title=f"rollouts: {name}")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,15 @@
 """
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderTiny
 from jaxtyping import Float, UInt8
-from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining.training import Stage, learning_rate
 
 BATCH = 64
 CHANNELS = 24
@@ -45,8 +43,8 @@ def to_images(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: Console) -> AutoencoderTiny:
-    """Train the autoencoder; continue from the checkpoint `autoencoder` in `folder` if there is one.
+def train(images: np.ndarray, stage: Stage) -> AutoencoderTiny:
+    """Train the autoencoder.
 
     The loss has three terms: the mean absolute error of reconstructions from noisy latents, the same error of the
     differences between neighbouring pixels (which keeps edges sharp), and a penalty that pulls the latents to zero mean
@@ -54,15 +52,12 @@ def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: C
 
     Args:
         images: training images, uint8 [B, 32, 32, 3].
-        steps: total number of optimizer steps.
-        seed: seed of weights and batches.
-        folder: folder of the checkpoint.
-        console: receives the progress.
+        stage: its steps, seed and checkpoint.
 
     Returns:
         The trained autoencoder, frozen, with its scaling and shift factor.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(stage.seed)
     model = build().train()
     model.to(memory_format=torch.channels_last)  # pyrefly: ignore[missing-argument]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
@@ -72,17 +67,7 @@ def train(images: np.ndarray, *, steps: int, seed: int, folder: Path, console: C
         batch = to_model_range(images[index.numpy()]).contiguous(memory_format=torch.channels_last)
         return _loss(model, batch, generator)
 
-    run_stage(
-        "autoencoder",
-        model,
-        optimizer,
-        loss_of=loss_of,
-        rate=partial(learning_rate, peak=2e-3),
-        steps=steps,
-        seed=seed,
-        folder=folder,
-        console=console,
-    )
+    stage.run(model, optimizer, loss_of=loss_of, rate=partial(learning_rate, peak=2e-3))
     return calibrate(model, images[:4096])
 
 

@@ -13,10 +13,9 @@ import torch
 import typer
 from diffusers import AutoencoderTiny
 from jaxtyping import UInt8
-from rich.console import Console
-from rich.table import Table
 from transformers import CLIPModel, CLIPProcessor
 
+from benchmarks.output import show
 from benchmarks.pretraining.autoencoder import reconstruct
 from benchmarks.pretraining.clip import pair_accuracy
 from benchmarks.pretraining.dataset import Examples, draw_examples
@@ -74,13 +73,11 @@ def main(
     autoencoded = detector_accuracy(examples, reconstruct(vae, examples.images))
     model = CLIPModel.from_pretrained(clip_folder, dtype=torch.float32).eval()
     pairs = pair_accuracy(model, CLIPProcessor.from_pretrained(clip_folder), examples)
-    table = Table("task kind", "true renders", "autoencoded", "CLIP pairs")
-    columns = (true, autoencoded, pairs)
-    for tag in TAGS:
-        table.add_row(tag, *(f"{column[tag]:.3f}" for column in columns))
-    table.add_row("mean", *(f"{np.mean(list(column.values())):.3f}" for column in columns))
-    Console().print(table)
-    Console().print(f"{scenes} scenes; the detector took {milliseconds:.2f} ms per image")
+    columns = {"true renders": true, "autoencoded": autoencoded, "CLIP pairs": pairs}
+    for column in columns.values():
+        column["mean"] = float(np.mean(list(column.values())))
+    show([{"task kind": tag, **{name: column[tag] for name, column in columns.items()}} for tag in (*TAGS, "mean")])
+    typer.echo(f"{scenes} scenes; the detector took {milliseconds:.2f} ms per image")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from rich.console import Console
 from torch import Tensor
 from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel, CLIPProcessor, CLIPVisionConfig
@@ -21,7 +20,7 @@ from benchmarks.pretraining.dataset import Examples
 from benchmarks.pretraining.export import replacing
 from benchmarks.pretraining.text_encoders import WIDTH, config_of, token_ids
 from benchmarks.pretraining.tokenizer import build as build_tokenizer
-from benchmarks.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining.training import Stage, learning_rate
 from toyworld.world.scenes import SIZE
 
 BATCH = 128
@@ -43,20 +42,17 @@ def build() -> CLIPModel:
     return CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=WIDTH))
 
 
-def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: Console) -> CLIPModel:
-    """Train the CLIP; continue from the checkpoint `clip` in `folder` if there is one.
+def train(examples: Examples, stage: Stage) -> CLIPModel:
+    """Train the CLIP.
 
     Args:
         examples: images with one true and one wrong line each; their web captions are not used.
-        steps: total number of optimizer steps.
-        seed: seed of weights and batches.
-        folder: folder of the checkpoint.
-        console: receives the progress.
+        stage: its steps, seed and checkpoint.
 
     Returns:
         The trained CLIP.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(stage.seed)
     model = build().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     tokenizer = build_tokenizer()
@@ -70,10 +66,7 @@ def train(examples: Examples, *, steps: int, seed: int, folder: Path, console: C
         output = model(input_ids=torch.cat([right[index], wrong[index]]), pixel_values=pixels)
         return contrastive_loss(output.logits_per_image)
 
-    rate = partial(learning_rate, peak=1e-3)
-    run_stage(
-        "clip", model, optimizer, loss_of=loss_of, rate=rate, steps=steps, seed=seed + 2, folder=folder, console=console
-    )
+    stage.run(model, optimizer, loss_of=loss_of, rate=partial(learning_rate, peak=1e-3), shift=2)
     return model.eval()
 
 

@@ -6,13 +6,11 @@ It reads the condition image as FLUX.1-Kontext does: its latents are further tok
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
 from jaxtyping import Float, Int
-from rich.console import Console
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
 
@@ -20,8 +18,8 @@ from benchmarks.pretraining import tokenizer as tokenizers
 from benchmarks.pretraining.autoencoder import LATENT_CHANNELS
 from benchmarks.pretraining.text_encoders import WIDTH as TEXT_WIDTH
 from benchmarks.pretraining.text_encoders import config_of, token_ids
-from benchmarks.pretraining.training import WeightAverage, run_stage
-from benchmarks.pretraining.transformer import AVERAGE_DECAY, PEAK_RATE, flow_matching_loss, rate
+from benchmarks.pretraining.training import Stage
+from benchmarks.pretraining.transformer import averaged, flow_matching_loss, start_as_identity
 from flow.models.backbones.flux import PACK, pack, unpack
 from toyworld.world.edits import words
 
@@ -90,7 +88,7 @@ def build(seed: int) -> Editor:
         pooled_projection_dim=TEXT_WIDTH,
         axes_dims_rope=AXES,
     )
-    _start_as_identity(transformer)
+    start_as_identity(transformer)
     t5 = T5Config(
         vocab_size=len(t5_tokenizer()),
         d_model=TEXT_WIDTH,
@@ -127,29 +125,20 @@ def train(
     conditions: Float[Tensor, "images C H W"],
     latents: Float[Tensor, "images C H W"],
     instructions: Sequence[str],
-    *,
-    steps: int,
-    seed: int,
-    folder: Path,
-    console: Console,
+    stage: Stage,
 ) -> Editor:
-    """Train the editor; continue from the checkpoint `editor` in `folder` if there is one.
+    """Train the editor.
 
     Args:
         conditions: normalised latents of the images to edit.
         latents: normalised latents of the edited images.
         instructions: one for each pair.
-        steps: total number of optimizer steps.
-        seed: seed of weights, batches and noise.
-        folder: folder of the checkpoint.
-        console: receives the progress.
+        stage: its steps, seed and checkpoint.
 
     Returns:
         The model with the running average of its weights.
     """
-    model = build(seed).train()
-    average = WeightAverage(model, AVERAGE_DECAY)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    model = build(stage.seed)
     clip_ids, t5_ids = both_ids(list(instructions))
 
     def loss_of(generator: torch.Generator) -> Float[Tensor, ""]:
@@ -157,31 +146,7 @@ def train(
         edited = partial(model, condition=conditions[index])
         return flow_matching_loss(edited, latents[index], (clip_ids[index], t5_ids[index]), generator)
 
-    run_stage(
-        "editor",
-        model,
-        optimizer,
-        loss_of=loss_of,
-        rate=rate,
-        steps=steps,
-        seed=seed + 1,
-        folder=folder,
-        console=console,
-        average=average,
-    )
-    model.load_state_dict(average.state_dict(), strict=False)
-    return model.eval()
-
-
-def _start_as_identity(transformer: FluxTransformer2DModel) -> None:
-    """Zero the modulation of every block and the output layer, as adaLN-Zero does."""
-    both: Any = transformer.transformer_blocks
-    single: Any = transformer.single_transformer_blocks
-    modulations = [norm.linear for block in both for norm in (block.norm1, block.norm1_context)]
-    modulations += [block.norm.linear for block in single]
-    for layer in (*modulations, transformer.norm_out.linear, transformer.proj_out):
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
+    return averaged(model, stage, loss_of)
 
 
 def _positions(height: int, width: int) -> Float[Tensor, "tokens 3"]:

@@ -14,12 +14,12 @@ import torch
 import typer
 from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, FluxKontextPipeline
 from jaxtyping import UInt8
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 
 from benchmarks.pretraining import autoencoder, editor
 from benchmarks.pretraining.export import SHIFT, TOYWORLD, replacing
-from benchmarks.pretraining.shapes import claim
+from benchmarks.pretraining.training import Recipe, Stage, Threads, Words
 from benchmarks.pretraining.transformer import LATENT_SIZE
 from toyworld.world.edits import HELDOUT_PHRASES, KINDS, TRAIN_PHRASES, Edit, applied, draw_edit, draw_example, facts
 from toyworld.world.scenes import Scene, fits, render
@@ -30,13 +30,9 @@ OVER_SHARE = 0.2
 """Share of pairs in which one more shape was changed, so that the editor changes too much."""
 
 
-class EditRecipe(BaseModel):
-    """The settings that decide the weights; a work folder keeps its recipe and refuses any other."""
+class EditRecipe(Recipe):
+    """Sizes and steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    seed: int = Field(default=0, ge=0)
-    """Seed of pairs, weights, batches and noise."""
     pairs: int = Field(default=12_000, ge=256)
     """Pairs of images in the pretraining set."""
     steps: int = Field(default=5_600, ge=1)
@@ -104,17 +100,16 @@ def pretrain(recipe: EditRecipe, *, work: Path, folder: Path, shapes: Path, cons
         console: receives the progress.
 
     Raises:
-        ValueError: the work folder belongs to another recipe.
+        typer.BadParameter: the work folder belongs to another recipe.
     """
-    claim(work, recipe)
+    recipe.claim(work)
     console.print(f"drawing {recipe.pairs} pairs")
     pairs = draw_pairs(recipe.pairs, seed=recipe.seed)
     vae = AutoencoderTiny.from_pretrained(shapes / "vae", dtype=torch.float32)
     console.print("encoding them")
     conditions, latents = (autoencoder.normalised_latents(vae, images) for images in (pairs.before, pairs.after))
-    model = editor.train(
-        conditions, latents, pairs.instructions, steps=recipe.steps, seed=recipe.seed, folder=work, console=console
-    )
+    stage = Stage(name="editor", steps=recipe.steps, seed=recipe.seed, folder=work, console=console)
+    model = editor.train(conditions, latents, pairs.instructions, stage)
     write_pipeline(vae, model, folder)
     console.print(f"pipeline written to {folder}")
 
@@ -138,21 +133,15 @@ def write_pipeline(vae: AutoencoderTiny, model: editor.Editor, folder: Path) -> 
 
 
 def main(
+    words: Words = None,
     work: Annotated[Path, typer.Option(help="Folder of the checkpoint.")] = Path("runs/edits"),
     folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = TOYWORLD / "edit_model",
     shapes: Annotated[Path, typer.Option(help="Pipeline whose autoencoder is used.")] = TOYWORLD / "model",
-    pairs: Annotated[int, typer.Option(help="Pairs of images in the pretraining set.")] = EditRecipe().pairs,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = EditRecipe().steps,
-    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
+    threads: Threads = 2,
 ) -> None:
     """Pretrain the toy editor; continue from the checkpoint of the work folder if there is one."""
     torch.set_num_threads(threads)
-    console = Console()
-    try:
-        pretrain(EditRecipe(pairs=pairs, steps=steps), work=work, folder=folder, shapes=shapes, console=console)
-    except ValueError as error:
-        console.print(f"error: {error}")
-        raise typer.Exit(2) from None
+    pretrain(EditRecipe.of(words or ()), work=work, folder=folder, shapes=shapes, console=Console())
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ the same command continues and ends with the same weights.
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from diffusers import AutoencoderTiny
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 
 from benchmarks.pretraining import autoencoder, transformer
 from benchmarks.pretraining.export import TOYWORLD, write_pipeline
-from benchmarks.pretraining.shapes import claim
+from benchmarks.pretraining.training import Recipe, Stage, Threads, Words
 from toyworld.world.words import draw_signs, words
 
 MISLABELLED_SHARE = 0.6
@@ -27,13 +27,9 @@ MISLABELLED_SHARE = 0.6
 but fewer than half show the word of their prompt, so reinforcement learning has something to learn."""
 
 
-class SignRecipe(BaseModel):
-    """The settings that decide the weights; a work folder keeps its recipe and refuses any other."""
+class SignRecipe(Recipe):
+    """Sizes and steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    seed: int = Field(default=0, ge=0)
-    """Seed of images, captions, weights, batches and noise."""
     images: int = Field(default=20_000, ge=256)
     """Images in the pretraining set."""
     autoencoder_steps: int = Field(default=1_500, ge=1)
@@ -64,55 +60,30 @@ def pretrain(recipe: SignRecipe, *, work: Path, folder: Path, console: Console) 
         console: receives the progress.
 
     Raises:
-        ValueError: the work folder belongs to another recipe.
+        typer.BadParameter: the work folder belongs to another recipe.
     """
-    claim(work, recipe)
+    recipe.claim(work)
+    stage = partial(Stage, seed=recipe.seed, folder=work, console=console)
     console.print(f"drawing {recipe.images} signs")
     signs = draw_signs(recipe.images, seed=recipe.seed)
-    vae: AutoencoderTiny = autoencoder.train(
-        signs.images, steps=recipe.autoencoder_steps, seed=recipe.seed, folder=work, console=console
-    )
+    vae = autoencoder.train(signs.images, stage(name="autoencoder", steps=recipe.autoencoder_steps))
     latents = autoencoder.normalised_latents(vae, signs.images)
-    model = transformer.train(
-        latents, signs.captions, steps=recipe.transformer_steps, seed=recipe.seed, folder=work, console=console
-    )
-    model = transformer.train(
-        latents,
-        mislabelled(signs.captions, seed=recipe.seed),
-        steps=recipe.web_steps,
-        seed=recipe.seed + 1,
-        folder=work,
-        console=console,
-        stage="web",
-        start=model,
-    )
-    write_pipeline(vae, model, folder)
+    model = transformer.train(latents, signs.captions, stage(name="transformer", steps=recipe.transformer_steps))
+    captions = mislabelled(signs.captions, seed=recipe.seed)
+    last = stage(name="web", steps=recipe.web_steps, seed=recipe.seed + 1)
+    write_pipeline(vae, transformer.train(latents, captions, last, start=model), folder)
     console.print(f"pipeline written to {folder}")
 
 
 def main(
+    words: Words = None,
     work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("runs/signs"),
     folder: Annotated[Path, typer.Option(help="Folder of the pipeline.")] = TOYWORLD / "sign_model",
-    autoencoder_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.")] = (
-        SignRecipe().autoencoder_steps
-    ),
-    transformer_steps: Annotated[int, typer.Option(help="Optimizer steps of batch 128.")] = (
-        SignRecipe().transformer_steps
-    ),
-    web_steps: Annotated[int, typer.Option(help="Optimizer steps on mislabelled captions.")] = SignRecipe().web_steps,
-    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
+    threads: Threads = 2,
 ) -> None:
     """Pretrain the sign pipeline; continue from the checkpoints of the work folder if there are any."""
     torch.set_num_threads(threads)
-    console = Console()
-    try:
-        recipe = SignRecipe(
-            autoencoder_steps=autoencoder_steps, transformer_steps=transformer_steps, web_steps=web_steps
-        )
-        pretrain(recipe, work=work, folder=folder, console=console)
-    except ValueError as error:
-        console.print(f"error: {error}")
-        raise typer.Exit(2) from None
+    pretrain(SignRecipe.of(words or ()), work=work, folder=folder, console=Console())
 
 
 if __name__ == "__main__":

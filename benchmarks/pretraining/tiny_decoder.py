@@ -21,7 +21,7 @@ from torch.nn import functional
 from benchmarks.pretraining import autoencoder
 from benchmarks.pretraining.dataset import draw_examples
 from benchmarks.pretraining.export import TOYWORLD, replacing
-from benchmarks.pretraining.training import learning_rate, run_stage
+from benchmarks.pretraining.training import Stage, Threads, learning_rate
 
 BATCH = 64
 CHANNELS = 16
@@ -66,29 +66,18 @@ def draw_pairs(
     return drawn, np.concatenate([autoencoder.decode_normalised(teacher, part) for part in drawn.split(256)])
 
 
-def distil(
-    latents: Float[Tensor, "N 4 h w"],
-    images: UInt8[np.ndarray, "N H W 3"],
-    *,
-    steps: int,
-    seed: int,
-    folder: Path,
-    console: Console,
-) -> AutoencoderTiny:
-    """Train a tiny decoder on a teacher's images; continue from the checkpoint `tiny_decoder` in `folder`.
+def distil(latents: Float[Tensor, "N 4 h w"], images: UInt8[np.ndarray, "N H W 3"], stage: Stage) -> AutoencoderTiny:
+    """Train a tiny decoder on a teacher's images.
 
     Args:
         latents: the transformer's latents.
         images: the teacher's images of them.
-        steps: total number of optimizer steps.
-        seed: seed of weights and batches.
-        folder: folder of the checkpoint.
-        console: receives the progress.
+        stage: its steps, seed and checkpoint.
 
     Returns:
         The trained tiny autoencoder.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(stage.seed)
     model = build().train()
     model.to(memory_format=torch.channels_last)  # pyrefly: ignore[missing-argument]
     optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=1e-3, weight_decay=0.0)
@@ -100,17 +89,7 @@ def distil(
         edges = sum(functional.l1_loss(drawn.diff(dim=dim), wanted.diff(dim=dim)) for dim in (2, 3))
         return functional.l1_loss(drawn, wanted) + edges
 
-    run_stage(
-        "tiny_decoder",
-        model,
-        optimizer,
-        loss_of=loss_of,
-        rate=partial(learning_rate, peak=5e-3),
-        steps=steps,
-        seed=seed,
-        folder=folder,
-        console=console,
-    )
+    stage.run(model, optimizer, loss_of=loss_of, rate=partial(learning_rate, peak=5e-3))
     return model.eval().requires_grad_(requires_grad=False)
 
 
@@ -122,7 +101,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Optimizer steps of batch 64.", min=1)] = 2_500,
     scenes: Annotated[int, typer.Option(help="Scenes to draw.", min=256)] = 6_000,
     count: Annotated[int, typer.Option(help="Latents to draw from the scenes.", min=256)] = 10_000,
-    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
+    threads: Threads = 2,
 ) -> None:
     """Train the tiny decoder; continue from the checkpoint of the work folder if there is one."""
     torch.set_num_threads(threads)
@@ -130,7 +109,8 @@ def main(
     teacher = AutoencoderTiny.from_pretrained(pipeline / "vae", dtype=torch.float32).requires_grad_(requires_grad=False)
     scene_latents = autoencoder.normalised_latents(teacher, draw_examples(scenes, seed=0).images)
     latents, images = draw_pairs(teacher, scene_latents, count=count, seed=0)
-    model = distil(latents, images, steps=steps, seed=0, folder=work, console=console)
+    stage = Stage(name="tiny_decoder", steps=steps, seed=0, folder=work, console=console)
+    model = distil(latents, images, stage)
     with replacing(folder) as partial:
         model.half().save_pretrained(partial)
     console.print(f"tiny decoder written to {folder}")

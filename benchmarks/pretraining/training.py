@@ -1,4 +1,4 @@
-"""The training loop of every pretraining stage: progress, checkpoints, and resuming after a kill.
+"""Recipes of pretraining, and the loop of every stage: progress, checkpoints, and resuming after a kill.
 
 All randomness of an optimizer step comes from a generator that is seeded with the stage's seed and the step, so an
 interrupted stage ends with the same bits as an uninterrupted one. A checkpoint is written to a partial file and then
@@ -7,27 +7,70 @@ renamed.
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+import typer
 from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from benchmarks.output import write_json
 from protocol.ground.files import whole
 
 PLAIN_LINES = 40
-"""Lines of progress that a stage prints if the output is no terminal."""
+"""Lines of progress that a stage prints."""
 
 SAVE_EVERY_S = 60.0
 """Seconds between two checkpoints of a stage."""
 
 WARMUP = 100
 """Optimizer steps of the warm-up of `learning_rate`."""
+
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings of the recipe.")]
+Threads = Annotated[int, typer.Option(help="CPU threads of torch.", min=1)]
+
+
+class Recipe(BaseModel):
+    """The settings that decide the weights; a work folder keeps its recipe and refuses any other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of images, captions, weights, batches and noise."""
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Self:
+        """Read the settings NAME=VALUE (typer.BadParameter: one is wrong)."""
+        try:
+            return cls.model_validate({name: value for name, _, value in (word.partition("=") for word in words)})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise typer.BadParameter(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']}") from None
+
+    def claim(self, work: Path) -> None:
+        """Write the recipe into the work folder, or check that the folder holds the same one.
+
+        The numbers of steps may not change either, because the learning rates depend on them.
+
+        Raises:
+            typer.BadParameter: the folder's recipe differs.
+        """
+        path = work / "recipe.json"
+        if path.exists():
+            before = self.model_validate_json(path.read_text())
+            for name, value in self.model_dump().items():
+                if getattr(before, name) != value:
+                    raise typer.BadParameter(
+                        f"{name} must stay {getattr(before, name)} in {work}, got {value}: "
+                        "choose another --work folder, or delete this one"
+                    )
+        write_json(path, self.model_dump())
 
 
 class WeightAverage:
@@ -73,51 +116,61 @@ def learning_rate(step: int, steps: int, *, peak: float) -> float:
     return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def run_stage(
-    name: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    loss_of: Callable[[torch.Generator], Float[Tensor, ""]],
-    rate: Callable[[int, int], float],
-    steps: int,
-    seed: int,
-    folder: Path,
-    console: Console,
-    average: WeightAverage | None = None,
-) -> None:
-    """Run a stage's optimizer steps, starting at its checkpoint if there is one, and write checkpoints.
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One training of a recipe; it continues from its checkpoint if there is one."""
 
-    Args:
-        name: name of the stage; its checkpoint is `folder/name.pt`.
-        model: what is trained.
-        optimizer: of the model's parameters.
-        loss_of: draws a batch from an optimizer step's generator and returns its loss.
-        rate: the learning rate of an optimizer step, by the step and the total number of steps.
-        steps: total number of optimizer steps.
-        seed: seed of all generators.
-        folder: folder of the checkpoints; it is created if needed.
-        console: receives the progress: a bar on a terminal, otherwise some lines.
-        average: updated after every optimizer step; None if the stage has none.
-    """
-    path = folder / f"{name}.pt"
-    parts = {"model": model, "optimizer": optimizer} | ({"average": average} if average else {})
-    start = _resume(path, parts)
-    saved_at = time.monotonic()
-    with _progress(name, steps, start, console) as advance:
-        for step in range(start, steps):
+    name: str
+    steps: int
+    """Optimizer steps in all."""
+    seed: int
+    """Of weights and batches."""
+    folder: Path
+    """Of the checkpoint `NAME.pt`; it is created if needed."""
+    console: Console
+    """Receives the progress."""
+
+    def run(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss_of: Callable[[torch.Generator], Float[Tensor, ""]],
+        rate: Callable[[int, int], float],
+        shift: int = 0,
+        average: WeightAverage | None = None,
+    ) -> None:
+        """Take the optimizer steps that are left, and write checkpoints.
+
+        Args:
+            model: what is trained.
+            optimizer: of the model's parameters.
+            loss_of: draws a batch from an optimizer step's generator and returns its loss.
+            rate: the learning rate of an optimizer step, by the step and the total number of steps.
+            shift: added to the seed for the generators.
+            average: updated after every optimizer step; None if the stage has none.
+        """
+        path = self.folder / f"{self.name}.pt"
+        parts = {"model": model, "optimizer": optimizer} | ({"average": average} if average else {})
+        start = _resume(path, parts)
+        began = saved_at = time.monotonic()
+        for step in range(start, self.steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate(step, steps)
-            loss = loss_of(torch.Generator().manual_seed(seed * 1_000_003 + step))
+                group["lr"] = rate(step, self.steps)
+            loss = loss_of(torch.Generator().manual_seed((self.seed + shift) * 1_000_003 + step))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             if average:
                 average.update(model, step)
-            advance(step, loss.item())
-            if time.monotonic() - saved_at > SAVE_EVERY_S or step == steps - 1:
-                _save(path, step + 1, parts)
+            done = step + 1
+            if done % max(self.steps // PLAIN_LINES, 1) == 0 or done == self.steps:
+                seconds = (time.monotonic() - began) / (done - start)
+                said = f"step {done}/{self.steps}, loss {loss.item():.4f}, {seconds:.3f} s per step"
+                self.console.print(f"{self.name}: {said}")
+            if time.monotonic() - saved_at > SAVE_EVERY_S or done == self.steps:
+                _save(path, done, parts)
                 saved_at = time.monotonic()
 
 
@@ -135,24 +188,3 @@ def _save(path: Path, step: int, parts: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial:
         torch.save({"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}, partial)
-
-
-@contextmanager
-def _progress(name: str, steps: int, start: int, console: Console) -> Iterator[Callable[[int, float], None]]:
-    """Yield a function that shows the progress; it is called after each step with the step and its loss."""
-    began = time.monotonic()
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task(name, total=steps, completed=start)
-            yield lambda step, loss: bar.update(task, completed=step + 1, description=f"{name} loss {loss:.4f}")
-        return
-
-    every = max(steps // PLAIN_LINES, 1)
-
-    def line(step: int, loss: float) -> None:
-        if (step + 1) % every == 0 or step == steps - 1:
-            seconds = (time.monotonic() - began) / (step + 1 - start)
-            console.print(f"{name}: step {step + 1}/{steps}, loss {loss:.4f}, {seconds:.3f} s per step")
-
-    yield line

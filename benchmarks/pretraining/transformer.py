@@ -4,20 +4,18 @@
 """
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from diffusers import SD3Transformer2DModel
 from jaxtyping import Float, Int
-from rich.console import Console
 from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection
 
 from benchmarks.pretraining import text_encoders as textencoders
 from benchmarks.pretraining.autoencoder import LATENT_CHANNELS
 from benchmarks.pretraining.tokenizer import build as build_tokenizer
-from benchmarks.pretraining.training import WeightAverage, run_stage
+from benchmarks.pretraining.training import Stage, WeightAverage
 
 BATCH = 128
 WIDTH = 128
@@ -93,51 +91,38 @@ def build(seed: int) -> VelocityModel:
         pos_embed_max_size=LATENT_SIZE // 2,
         qk_norm="rms_norm",
     )
-    _start_as_identity(transformer)
+    start_as_identity(transformer)
     tokenizer = build_tokenizer()
     return VelocityModel(transformer, textencoders.build(tokenizer), textencoders.build(tokenizer))
 
 
-def _start_as_identity(transformer: SD3Transformer2DModel) -> None:
+def start_as_identity(transformer: nn.Module) -> None:
     """Zero the modulation of every block and the output layer, as adaLN-Zero does."""
-    blocks: Any = transformer.transformer_blocks
-    modulations = [norm.linear for block in blocks for norm in (block.norm1, block.norm1_context)]
-    for layer in (*modulations, transformer.norm_out.linear, transformer.proj_out):
+    parts: Any = transformer
+    modulations = [norm.linear for block in parts.transformer_blocks for norm in (block.norm1, block.norm1_context)]
+    modulations += [block.norm.linear for block in getattr(parts, "single_transformer_blocks", ())]
+    for layer in (*modulations, parts.norm_out.linear, parts.proj_out):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
 
 
 def train(
-    latents: Float[Tensor, "images C H W"],
-    captions: list[str],
-    *,
-    steps: int,
-    seed: int,
-    folder: Path,
-    console: Console,
-    stage: str = "transformer",
-    start: VelocityModel | None = None,
+    latents: Float[Tensor, "images C H W"], captions: list[str], stage: Stage, *, start: VelocityModel | None = None
 ) -> VelocityModel:
-    """Train the velocity model; continue from the stage's checkpoint in `folder` if there is one.
+    """Train the velocity model.
 
     The loss is the mean squared error of the velocity over batch and latent elements.
 
     Args:
         latents: normalised latents of the training images [images, C, H, W].
         captions: one caption for each image.
-        steps: total number of optimizer steps.
-        seed: seed of weights, batches and noise.
-        folder: folder of the checkpoint.
-        console: receives the progress.
-        stage: name of the checkpoint, also shown in the progress.
+        stage: its steps, seed and checkpoint.
         start: trained parts to continue with, changed in place; untrained ones if none are given.
 
     Returns:
         The model with the running average of its weights.
     """
-    model = (start or build(seed)).train()
-    average = WeightAverage(model, AVERAGE_DECAY)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    model = start or build(stage.seed)
     tokenizer = build_tokenizer()
     ids, no_caption = textencoders.token_ids(tokenizer, captions), textencoders.token_ids(tokenizer, [""])
 
@@ -146,18 +131,17 @@ def train(
         is_dropped = torch.rand(BATCH, 1, generator=generator) < CAPTION_DROPOUT
         return flow_matching_loss(model, latents[index], torch.where(is_dropped, no_caption, ids[index]), generator)
 
-    run_stage(
-        stage,
-        model,
-        optimizer,
-        loss_of=loss_of,
-        rate=rate,
-        steps=steps,
-        seed=seed + 1,
-        folder=folder,
-        console=console,
-        average=average,
-    )
+    return averaged(model, stage, loss_of)
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def averaged(model: Model, stage: Stage, loss_of: Callable[[torch.Generator], Float[Tensor, ""]]) -> Model:
+    """Train a velocity model by Adam; return it with the running average of its weights."""
+    average = WeightAverage(model.train(), AVERAGE_DECAY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    stage.run(model, optimizer, loss_of=loss_of, rate=rate, shift=1, average=average)
     model.load_state_dict(average.state_dict(), strict=False)
     return model.eval()
 

@@ -7,7 +7,6 @@ Every evaluation has the same prompts and noise. The images of each prompt are s
 show is a change of the policy; by what the halves differ is the noise of the images.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,17 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from jaxtyping import Float
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show, write_json
+from benchmarks.race.cell import Cell, require_known, rounded, run_cell
 from benchmarks.race.finals import SECOND
-from benchmarks.race.race import Cell, rounded, run_cell
 from benchmarks.race.variants import MEAN
 from deploy.folder.heldout import HeldoutScores, read_heldout
 from deploy.folder.read import lines_of
-from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_changes")
 CELL = Cell("stepwise_tree", 7, "geneval")
@@ -88,22 +84,12 @@ def run(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = RUNS,
 ) -> None:
     """Train the variants one after the other; run the command again to continue."""
-    for name in only or ():
-        if name not in VARIANTS:
-            raise typer.BadParameter(f"a variant must be one of {list(VARIANTS)}, got {name!r}")
+    require_known("variant", only or (), VARIANTS)
     with cpu_clock():
         for number, (name, keys) in enumerate(VARIANTS.items()):
             if not only or name in only:
                 extra = (f"evaluation.images_per_prompt={IMAGES}", *SECOND["geneval"][0], *keys)
-                run_cell(
-                    "toy_geneval",
-                    CELL,
-                    runs / str(number),
-                    iterations=ITERATIONS,
-                    seconds=0.0,
-                    every=EVERY,
-                    extra=extra,
-                )
+                run_cell(CELL, runs / str(number), iterations=ITERATIONS, every=EVERY, extra=extra)
 
 
 @app.command()
@@ -116,13 +102,9 @@ def report(
     found = {name: read_heldout(folder) for name, folder in folders.items()}
     ended = {name: each for name, each in found.items() if each and each[-1].iteration == ITERATIONS}
     rows = {name: row_of(each, lines_of(folders[name])) for name, each in ended.items()}
-    write_whole(out, json.dumps(rounded(rows), indent=1) + "\n")
-    shown = [key for key in next(iter(rows.values())) if key not in ("iterations", "scores")]
-    table = Table("variant", *(name.replace("_", " ") for name in shown), box=MARKDOWN)
-    for name, row in rows.items():
-        values = [() if row[key] is None else np.atleast_1d(row[key]) for key in shown]
-        table.add_row(name, *(", ".join(f"{each:.3f}" for each in value) for value in values))
-    Console(width=160).print(table)
+    write_json(out, rounded(rows))
+    curves = ("iterations", "scores")
+    show([{"variant": name, **{k: v for k, v in row.items() if k not in curves}} for name, row in rows.items()])
 
 
 if __name__ == "__main__":

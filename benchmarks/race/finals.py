@@ -17,17 +17,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show
+from benchmarks.race.cell import (
+    Cell,
+    arrival,
+    cells_in,
+    deepest_fall,
+    folder_name,
+    mean_curve,
+    read_cell,
+    require_known,
+    rounded,
+    run_cell,
+    score_at,
+)
 from benchmarks.race.plots import write_plot
-from benchmarks.race.race import Cell, arrival, deepest_fall, mean_curve, read_cell, rounded, run_cell, score_at
-from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, PRESET, SEED, Tuning, measure_pace
+from benchmarks.race.tune import FEWER_IMAGES, GOALS, KNOBS, SEED, Tuning, measure_pace
 from benchmarks.race.tune import RUNS as TUNING_RUNS
 from benchmarks.race.variants import REWARDS, VARIANTS
-from deploy.folder.read import lines_of
 from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_2026")
@@ -68,7 +77,7 @@ def train(tuning: Tuning, cell: Cell, setting: str, runs: Path) -> None:
     watched = (*SECOND[cell.reward][0], DIVERSITY, *FEWER_IMAGES.get(cell.reward, ()))
     extra = (*keys, *watched, *SETTINGS[setting])
     folder = folder_of(setting, runs) / tuned.folder  # another setting trains anew
-    run_cell(PRESET, cell, folder, iterations=PARTS * every, seconds=0.0, every=every, extra=extra)
+    run_cell(cell, folder, iterations=PARTS * every, every=every, extra=extra)
     note = {"setting": setting, "tuned": " ".join(tuned.keys), "pace": pace}
     write_whole(folder / cell.folder / "final.json", json.dumps(note) + "\n")
 
@@ -83,25 +92,19 @@ def pace_of(tuning: Tuning, cell: Cell, setting: str) -> float:
 
 def folder_of(setting: str, runs: Path) -> Path:
     """Return the folder of all cells of a setting."""
-    return runs / setting.replace(" = ", "").replace(", ", "-").replace(" ", "_").replace("'", "")
+    return runs / folder_name(setting)
 
 
 def read(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    """Read a cell's curves: held-out score, second score and diversity."""
-    note, curve = folder / cell.folder / "final.json", read_cell(cell, folder)
-    if not note.exists() or curve is None:
+    """Read a cell's curves: held-out score, second score and diversity; None before it has ended."""
+    note = folder / cell.folder / "final.json"
+    if not note.exists():
         return None
     final = json.loads(note.read_text(encoding="utf-8"))
     pace = final.pop("pace")
-    lines = lines_of(folder / cell.folder)
-    evaluated = sorted((line for line in lines if "evaluation/score" in line), key=lambda line: line["iteration"])
-    return {
-        **final,
-        **{key: curve[key] for key in ("variant", "seed", "reward", "iterations", "scores")},
-        "seconds": [pace * iteration for iteration in curve["iterations"]],
-        "second": [line[f"evaluation/reward/{SECOND[cell.reward][1]}"] for line in evaluated],
-        "diversity": [line["evaluation/reward/diversity"] for line in evaluated],
-    }
+    start = "evaluation/reward/"
+    curve = read_cell(cell, folder, second=f"{start}{SECOND[cell.reward][1]}", diversity=f"{start}diversity")
+    return {**final, **curve, "seconds": [pace * iteration for iteration in curve["iterations"]]}
 
 
 def key_of(cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -112,12 +115,11 @@ def all_cells(runs: Path, published: Path) -> list[dict[str, Any]]:
     """Return the published cells and those of `runs`, which replace published ones, in order of setting and reward."""
     held = json.loads(published.read_text(encoding="utf-8"))["cells"] if published.exists() else []
     found = {key_of(cell): cell for cell in held}
-    names = {Path(Cell(name, 0, "geneval").folder).parts[1]: name for name in VARIANTS}
     for setting in SETTINGS:
-        for path in sorted(folder_of(setting, runs).glob("*/*/*/seed_*")):
-            reward, variant, seed = path.parts[-3:]
-            if cell := read(Cell(names[variant], int(seed.removeprefix("seed_")), reward), path.parents[2]):
-                found[key_of(cell)] = cell
+        for folder in sorted(folder_of(setting, runs).glob("*")):
+            for each in cells_in(folder):
+                if cell := read(each, folder):
+                    found[key_of(cell)] = cell
     order = [list(SETTINGS), list(REWARDS), list(VARIANTS)]
     return sorted(
         found.values(), key=lambda cell: [names.index(cell[k]) for names, k in zip(order, ORDER, strict=True)]
@@ -166,13 +168,6 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
-def require_known(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Check names from the command line (typer.BadParameter: one is unknown)."""
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"a {kind} must be one of {list(known)}, got {name!r}")
-
-
 @app.command()
 def run(
     only: Annotated[
@@ -186,8 +181,8 @@ def run(
     """Train the cells one after the other; run the command again to continue."""
     names, rewards, settings = only or list(KNOBS), reward or list(GOALS), setting or [TUNED]
     require_known("variant", names, [name for name, each in VARIANTS.items() if each.method in KNOBS])
-    require_known("reward", rewards, list(REWARDS))
-    require_known("setting", settings, list(SETTINGS))
+    require_known("reward", rewards, REWARDS)
+    require_known("setting", settings, SETTINGS)
     tuning = Tuning.read()
     with cpu_clock():
         for each in settings:
@@ -217,10 +212,7 @@ def report(
         for reward in REWARDS:
             if rows := rows_of(cells, setting, reward):
                 goal = goal_of([cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)])
-                table = Table(*rows[0], title=f"{reward}, {setting}: goal {goal:.3f}", box=MARKDOWN)
-                for row in rows:
-                    table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v or "–") for v in row.values()))
-                Console(width=220).print(table)
+                show(rows, title=f"{reward}, {setting}: goal {goal:.3f}")
     own = [cell for cell in cells if cell["setting"] == TUNED and cell["variant"] in KNOBS]
     if own:
         write_plot(own, out.with_suffix(".png"), list(KNOBS))

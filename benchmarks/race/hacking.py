@@ -7,7 +7,6 @@
 its strict score on held-out prompts is what hacking destroys.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +14,11 @@ from typing import Annotated, Any
 import typer
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.race.race import Cell, run_cell
-from deploy.folder.read import lines_of
+from benchmarks.output import show, write_json
+from benchmarks.race.cell import Cell, evaluations, rounded, run_cell
 
-METHOD = "stepwise_tree"
+CELL = Cell("stepwise_tree", 0, "redness")
 TRAINED, WATCHED = "evaluation/reward/redness", "evaluation/reward/geneval/strict"
 RUNS = Path("runs/hacking")
 REWARDS = (
@@ -49,10 +45,8 @@ def run(
     runs: Runs = RUNS,
 ) -> None:
     """Train the variants one after the other; run the command again to continue."""
-    cell = Cell(variant=METHOD, seed=0, reward="redness")
     for number, keys in enumerate(VARIANTS.values()):
-        folder, extra = runs / str(number), (REWARDS, *keys)
-        run_cell("toy_geneval", cell, folder, iterations=iterations, seconds=0.0, every=every, extra=extra)
+        run_cell(CELL, runs / str(number), iterations=iterations, every=every, extra=(REWARDS, *keys))
 
 
 @app.command()
@@ -61,23 +55,21 @@ def report(
     runs: Runs = RUNS,
 ) -> None:
     """Write the curves and the figure, and print the table."""
-    cell = Cell(variant=METHOD, seed=0, reward="redness")
-    curves = {variant: _curve(runs / str(number) / cell.folder) for number, variant in enumerate(VARIANTS)}
-    out.write_text(json.dumps(curves, indent=1) + "\n", encoding="utf-8")
+    columns = {"iteration": "iteration", "trained": TRAINED, "watched": WATCHED}
+    curves = {
+        variant: rounded(evaluations(runs / str(number) / CELL.folder, **columns))
+        for number, variant in enumerate(VARIANTS)
+    }
+    write_json(out, curves)
     shared = sorted(set.intersection(*(set(curve["iteration"]) for curve in curves.values())))
     shown = shared[:: max(1, (len(shared) - 1) // 4)]
-    table = Table("redness / strict GenEval at iteration", *map(str, shown), box=MARKDOWN)
+    rows = []
     for variant, curve in curves.items():
-        where = [curve["iteration"].index(iteration) for iteration in shown]
-        table.add_row(variant, *(f"{curve['trained'][at]:.3f} / {curve['watched'][at]:.3f}" for at in where))
-    Console(width=160).print(table)
+        points = dict(zip(curve["iteration"], zip(curve["trained"], curve["watched"], strict=True), strict=True))
+        pairs = {str(at): " / ".join(f"{score:.3f}" for score in points[at]) for at in shown}
+        rows.append({"redness / strict GenEval at iteration": variant, **pairs})
+    show(rows)
     _draw(curves).savefig(out.with_suffix(".png"), dpi=100)
-
-
-def _curve(folder: Path) -> dict[str, list[Any]]:
-    lines = [line for line in lines_of(folder) if WATCHED in line]
-    names = {"iteration": "iteration", "trained": TRAINED, "watched": WATCHED}
-    return {name: [round(line[key], 5) for line in lines] for name, key in names.items()}
 
 
 def _draw(curves: Mapping[str, Mapping[str, list[Any]]]) -> Figure:

@@ -19,17 +19,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.clock import cpu_clock
-from benchmarks.race.race import Cell, reached, read_cell, rounded, run_cell
+from benchmarks.output import show
+from benchmarks.race.cell import Cell, read_cell, require_known, rounded, run_cell, seconds_an_iteration
 from protocol.ground.files import write_whole
 
 RUNS = Path("runs/race_tuning")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_2026_tuning.json"
-PRESET = "toy_geneval"
 SEED = 90
 GOALS: Mapping[str, float] = {"geneval": 0.608, "pickscore": 0.516}
 """The rewards that settings are tuned on, and the mean score of Flow-GRPO after 60 and 20 iterations."""
@@ -147,9 +144,8 @@ def measure_pace(tuning: Tuning, name: str, cell: Cell, keys: Sequence[str], run
     if name not in tuning.paces:
         folder = runs / "pace" / name
         extra = ("evaluation.images_per_prompt=1", *keys)
-        run_cell(PRESET, cell, folder, iterations=PACE_ITERATIONS, seconds=0.0, every=0, extra=extra)
-        done, spent = reached(folder / cell.folder)
-        tuning.paces[name] = spent / done
+        run_cell(cell, folder, iterations=PACE_ITERATIONS, every=0, extra=extra)
+        tuning.paces[name] = seconds_an_iteration(folder / cell.folder)
         tuning.write()
     return tuning.paces[name]
 
@@ -160,9 +156,8 @@ def train(tuning: Tuning, setting: Setting, reward: str, rung: int, runs: Path) 
     pace = measure_pace(tuning, setting.method, cell, setting.keys, runs)
     iterations = max(1, round(RUNGS[rung][1] / pace))
     extra = (*FEWER_IMAGES.get(reward, ()), *setting.keys)
-    run_cell(PRESET, cell, folder, iterations=iterations, seconds=0.0, every=0, extra=extra)
+    run_cell(cell, folder, iterations=iterations, every=0, extra=extra)
     curve = read_cell(cell, folder)
-    assert curve is not None, "a run ends with an evaluation"
     score = dict(zip(curve["iterations"], curve["scores"], strict=True))
     tuning.cells.append(
         {
@@ -190,18 +185,6 @@ def todo(tuning: Tuning, methods: Sequence[str], rung: int, most: int) -> Iterat
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
-def require_methods(names: Sequence[str] | None) -> list[str]:
-    """Return the named methods, by default all.
-
-    Raises:
-        typer.BadParameter: one is not tuned here.
-    """
-    for name in names or ():
-        if name not in KNOBS:
-            raise typer.BadParameter(f"a method of the race must be one of {list(KNOBS)}, got {name!r}")
-    return list(names or KNOBS)
-
-
 @app.command()
 def run(
     only: Annotated[list[str] | None, typer.Option(help="Methods; by default all.")] = None,
@@ -211,7 +194,8 @@ def run(
     out: Annotated[Path, typer.Option(help="JSON file of the results.")] = PUBLISHED,
 ) -> None:
     """Train the cells one after the other; run the command again to continue."""
-    methods, tuning = require_methods(only), Tuning.read(out)
+    methods, tuning = only or list(KNOBS), Tuning.read(out)
+    require_known("method of the race", methods, KNOBS)
     with cpu_clock():
         for method in methods:  # all paces in one go, as the other programs of the machine change
             for reward in GOALS:
@@ -225,15 +209,16 @@ def run(
 @app.command()
 def table(out: Annotated[Path, typer.Option(help="JSON file of the results.")] = PUBLISHED) -> None:
     """Print each setting's share of the way to the goals at the end of each rung."""
-    tuning = Tuning.read(out)
-    shown = Table("method", "learning rate", "knob", *(f"{s:.0f} s" for _, s in RUNGS), "", box=MARKDOWN)
+    tuning, rows = Tuning.read(out), []
     for method in KNOBS:
         for setting in tuning.ranked(method, 0):
             gains = [tuning.gain(setting, rung) for rung in range(len(RUNGS))]
-            cells = ["" if gain is None else f"{gain:.2f}" for gain in gains]
+            shares = {f"{seconds:.0f} s": gain for (_, seconds), gain in zip(RUNGS, gains, strict=True)}
             chosen = "tuned" if setting == tuning.best(method) else ""
-            shown.add_row(method, str(setting.rate), setting.keys[1], *cells, chosen)
-    Console(width=120).print(shown)
+            rows.append(
+                {"method": method, "learning rate": setting.rate, "knob": setting.keys[1], **shares, "": chosen}
+            )
+    show(rows)
 
 
 if __name__ == "__main__":

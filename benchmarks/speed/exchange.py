@@ -19,9 +19,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.output import show
 from benchmarks.simulated import ARRAYS
 from learner.update.lanes import Exchange, added
 from learner.update.workers import gradient_slices
@@ -176,14 +175,15 @@ def main(
 ) -> None:
     """Simulate the exchange of one optimizer step."""
     rates = Rates(network=network * 1e9, store=store * 1e9, device=device * 1e9, object_s=object_ms / 1e3)
-    table = Table("adapter, MB", "workers", "nodes", "seconds", "objects", "store of a node, adapters")
+    names = ("adapter, MB", "workers", "nodes", "seconds", "objects", "store of a node, adapters")
+    rows = []
     for size in mb or ADAPTERS:
         for count in workers or (8, 16, 64):
             nodes = max(1, count // per_node)
             step = Step(size * 1e6, workers=count, near=near or count // nodes, nodes=nodes, rates=rates)
             row = (size, count, nodes, step.seconds, step.objects, step.peak / step.size)
-            table.add_row(*(f"{value:.4g}" for value in row))
-    Console(width=160).print(table)
+            rows.append({name: f"{value:.4g}" for name, value in zip(names, row, strict=True)})
+    show(rows)
 
 
 if __name__ == "__main__":

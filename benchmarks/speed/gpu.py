@@ -15,7 +15,6 @@ made. The run folder stays, and the model is written beside it (5 GB). One GPU g
 of the preset's eight. Redness takes the part of GenEval: a random model paints no objects.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.output import show, write_json
 from benchmarks.speed.gpu_model import random_backbone, random_lora, write_pipeline
 from benchmarks.speed.slot.timing import milliseconds_by_kind, peak_memory, seconds_of, wait
 from deploy.library import read_run, train
@@ -417,12 +416,10 @@ def main(
         for found in track(measure(setup), "measuring", total=len(substeps) + 3 + (device == "cuda")):
             figures |= found
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    table = Table("figure", "value", title=f"{'tiny' if tiny else 'SD3.5-Medium'}, {dtype}, {name}")
-    for figure, value in figures.items():
-        table.add_row(figure, f"{value:.4g}")
-    Console().print(table)
+    title = f"{'tiny' if tiny else 'SD3.5-Medium'}, {dtype}, {name}"
+    show([{"figure": figure, "value": f"{value:.4g}"} for figure, value in figures.items()], title)
     if json_file:
-        json_file.write_text(json.dumps({"device": name, **figures}, indent=1), encoding="utf-8")
+        write_json(json_file, {"device": name, **figures})
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ the best size counts, by its median. Operations are torch's count, without the V
 relative to `--peak-tflops`, or on a CPU to the rate of a large float32 matrix product on as many threads.
 """
 
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -26,10 +25,10 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.clock import cpu_clock
+from benchmarks.output import show
+from benchmarks.speed.slot.timing import wait
 from deploy.folder.read import lines_of
 from deploy.monitor.progress import Progress
 from deploy.presets import load_config
@@ -226,17 +225,12 @@ def _by_size(make: Callable[[int], Callable[[], object]], sizes: Sequence[int]) 
         work()
     for _ in range(ROUNDS):
         for size, work in works.items():
-            _wait()
+            wait()
             began = time.perf_counter()
             work()
-            _wait()
+            wait()
             costs[size].append((time.perf_counter() - began) / size)
     return {size: median(each) for size, each in costs.items()}
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _flops(config: RunConfig) -> tuple[float, float]:
@@ -266,7 +260,6 @@ def main(
     is_ray: Annotated[bool, typer.Option("--ray", help="On a local Ray cluster instead of in this process.")] = False,
     is_cpu: Annotated[bool, typer.Option("--cpu", help="CPU seconds of this process instead of wall seconds.")] = False,
     peak_tflops: Annotated[float | None, typer.Option(help="TFLOP/s of the device at most.", min=0.001)] = None,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the account here too.")] = None,
 ) -> None:
     """Print the account of one iteration."""
     looks = [f"iterations={iterations}", f"evaluation.every={iterations}", "evaluation.images_per_prompt=1"]
@@ -277,18 +270,18 @@ def main(
         parts, held, cost = account(config, is_local=not is_ray)
         role = config.cluster.rollout
         peak = peak_tflops or (None if role.gpus else _peak(max(role.threads, config.cluster.learner.threads)))
-    table = Table("part", *("count", "seconds", "bound s", "bound / seconds", "GFLOP/s"))
-    for part in parts:
-        table.add_row(
-            part.name,
-            f"{part.count:,.0f} {part.unit}" if part.count is not None else "",
-            f"{part.seconds:.3f}",
-            f"{part.bound_s:.3f}" if part.bound_s else "",
-            f"{part.bound_s / part.seconds:.0%}" if part.bound_s and part.seconds else "",
-            f"{1000 * part.tflop / part.seconds:.1f}" if part.tflop and part.seconds else "",
-        )
-    console = Console(width=110)
-    console.print(table)
+    rows = [
+        {
+            "part": part.name,
+            "count": f"{part.count:,.0f} {part.unit}" if part.count is not None else "",
+            "seconds": part.seconds,
+            "bound s": part.bound_s or None,
+            "bound / seconds": part.bound_s / part.seconds if part.bound_s and part.seconds else None,
+            "GFLOP/s": f"{1000 * part.tflop / part.seconds:.1f}" if part.tflop and part.seconds else "",
+        }
+        for part in parts
+    ]
+    show(rows)
     spent, tflop = held[SPENT], sum(part.tflop or 0.0 for part in parts)
     trajectories = config.group.per_iteration * config.group.size
     facts = {
@@ -297,16 +290,10 @@ def main(
         "TFLOP an iteration": tflop,
         **({"mfu": tflop / spent / peak} if peak else {}),
     }
-    console.print(", ".join(f"{name} {number:.3g}" for name, number in facts.items()))
+    typer.echo(", ".join(f"{name} {number:.3g}" for name, number in facts.items()))
     each = (f"{1000 * seconds:.2f} in a batch of {size}" for size, seconds in cost.forwards.items())
-    console.print(f"ms of one evaluation: {', '.join(each)}")
-    console.print(f"wall seconds: {', '.join(f'{n} {held[n]:.3f}' for n in held if n.startswith('seconds/'))}")
-    if out:
-        out.write_text(
-            json.dumps(
-                {"parts": [asdict(part) for part in parts], "cost": asdict(cost), **facts, "metrics": held}, indent=1
-            )
-        )
+    typer.echo(f"ms of one evaluation: {', '.join(each)}")
+    typer.echo(f"wall seconds: {', '.join(f'{n} {held[n]:.3f}' for n in held if n.startswith('seconds/'))}")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ numbers.
 import asyncio
 import ctypes
 import gc
-import json
 import multiprocessing
 import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +29,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
 
 import actors.learners
 import actors.rewards.pool
 import actors.rollouts  # noqa: F401  the three of them are what the actors of a run import
+from benchmarks.output import show
 from deploy.presets import load_config
 from deploy.tools.estimate import estimate
 from deploy.tools.memory import MIB, RoleMemory, roles_of
@@ -283,7 +280,6 @@ def main(
     is_varied: Annotated[bool, typer.Option("--vary", help="Also with batches of 1, and with checkpointing.")] = False,
     blocks: Annotated[int, typer.Option(help="Blocks of a larger SD3 transformer; 0 takes the preset's.", min=0)] = 0,
     width: Annotated[int, typer.Option(help="Its width.", min=32)] = 512,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the cells.")] = None,
 ) -> None:
     """Print predicted and measured memory of each role."""
     cells: list[Cell] = []
@@ -296,14 +292,12 @@ def main(
         for variant in VARIANTS if is_varied else VARIANTS[:1]:
             config = load_config(preset, overrides=[*words, *variant])
             cells += measure(config, " ".join(variant) or "as it is")
-    table = Table("config", "role", "predicted", "in use", "ratio", "resident", "process", box=MARKDOWN, title="MiB")
+    rows = []
     for cell in cells:
-        predicted, in_use, resident = (f"{size / MIB:.1f}" for size in (cell.predicted, cell.in_use, cell.resident))
-        ratio, base = f"{cell.ratio:.2f}", f"{cell.base / MIB:.0f}"
-        table.add_row(cell.variant, cell.role, predicted, in_use, ratio, resident, base)
-    Console(width=140).print(table)
-    if out:
-        out.write_text(json.dumps([asdict(cell) | {"ratio": cell.ratio} for cell in cells], indent=1), encoding="utf-8")
+        sizes = {"predicted": cell.predicted, "in use": cell.in_use, "resident": cell.resident, "process": cell.base}
+        mib = {name: f"{size / MIB:.1f}" for name, size in sizes.items()}
+        rows.append({"config": cell.variant, "role": cell.role, **mib, "predicted / in use": cell.ratio})
+    show(rows, title="MiB")
 
 
 if __name__ == "__main__":

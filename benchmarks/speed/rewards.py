@@ -5,11 +5,17 @@ import time
 from typing import Any
 
 import numpy as np
+import ray
 import typer
 
+from actors.pool.nodes import NodeFailures
+from actors.rewards.pool import RewardPools
+from benchmarks.local_ray import local_ray
+from benchmarks.pretraining.dataset import draw_examples
 from protocol.config.parse import parse_config
 from protocol.config.reward import RewardConfig
 from protocol.messages import Metadata, Prompt
+from toyworld.world.words import caption, draw_signs
 
 REQUEST = 32
 """Images of one request; requests are concurrent, as those of a run's groups."""
@@ -27,9 +33,6 @@ class Quiet:
 
 def work() -> dict[str, tuple[dict[str, Any], np.ndarray, list[Prompt]]]:
     """Return, by scorer, the config of its reward, images and their prompts, which take some seconds."""
-    from benchmarks.pretraining.dataset import draw_examples
-    from toyworld.world.words import caption, draw_signs
-
     shapes, signs = draw_examples(64, seed=5), draw_signs(64, seed=5)
     lines: list[Metadata] = list(shapes.true_lines)
     drawn = [Prompt(index=0, text=str(line["prompt"]), metadata=line) for line in lines]
@@ -45,9 +48,6 @@ def work() -> dict[str, tuple[dict[str, Any], np.ndarray, list[Prompt]]]:
 
 def source_of(reward: dict[str, Any]) -> Any:
     """Return the reward actors of one scorer, as a run would start them."""
-    from actors.pool.nodes import NodeFailures
-    from actors.rewards.pool import RewardPools
-
     tree = {
         "iterations": 1,
         "model": {"path": "unused"},
@@ -60,8 +60,6 @@ def source_of(reward: dict[str, Any]) -> Any:
 
 async def score(source: Any, images: np.ndarray, prompts: list[Prompt]) -> None:
     """Score all images in concurrent requests; they are passed by reference."""
-    import ray
-
     starts = range(0, len(images), REQUEST)
     parts = [(ray.put(images[start : start + REQUEST]), prompts[start : start + REQUEST]) for start in starts]
     await asyncio.gather(*(source.score_for_training(*part) for part in parts))
@@ -81,16 +79,10 @@ async def rate(reward: dict[str, Any], images: np.ndarray, prompts: list[Prompt]
 
 def main() -> None:
     """Measure the speed of reward actors, each on one thread."""
-    import ray
-
-    local = {"address": "local", "num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    ray.init(**local, log_to_driver=False)
-    try:
+    with local_ray(2):
         for name, (reward, images, prompts) in work().items():
             one, two = (asyncio.run(rate({**reward, "actors": size}, images, prompts)) for size in (1, 2))
             typer.echo(f"{name:10} one actor {one:.1f} images/s, two {two:.1f}: {two / one:.2f} times")
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":

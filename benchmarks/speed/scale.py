@@ -19,8 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,10 +29,10 @@ from typing import Annotated, Any
 import psutil
 import ray
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.heap import in_use_mib
+from benchmarks.local_ray import local_ray
+from benchmarks.output import show
 from benchmarks.simulated import SimulatedFleet, Times
 from deploy.folder.run_folder import RunFolder, open_run_folder
 from deploy.monitor.journal import Listener, RunJournal
@@ -59,6 +58,11 @@ ROUNDS = 4
 """Iterations of one measurement of a sweep."""
 HELPS = 1.05
 """Pace of more actors over that of fewer from which on they help."""
+SHOWN = (
+    *("rollout", "rewards", "workers", "slowest", "ideal_per_s", "shards_per_s", "share_of_ideal"),
+    *("driver_cpu_ms_per_group", "driver_cores", "driver_growth_mib", "store_growth_mib"),
+)
+"""Columns of the table."""
 PROMPTS = [Prompt(index=index, text=f"prompt {index}") for index in range(64)]
 
 
@@ -266,24 +270,6 @@ async def _run(config: RunConfig, run: RunFolder, times: Times, *, iterations: i
     return meter.moments
 
 
-@contextmanager
-def cluster() -> Iterator[None]:
-    """Start Ray on this machine."""
-    ray.init(
-        address="local",
-        num_cpus=4,
-        object_store_memory=STORE,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def main(
     rollout: Annotated[int, typer.Option(help="Rollout actors.", min=1)] = 64,
     rewards: Annotated[int, typer.Option(help="Reward actors.", min=1)] = 16,
@@ -298,14 +284,13 @@ def main(
     adapter_mb: Annotated[float, typer.Option(help="Size of the adapter in MiB.")] = 1.0,
     seats: Annotated[int, typer.Option(help="Simulated actors in one process.", min=1)] = 32,
     sweep: Annotated[bool, typer.Option(help="Change each side in turn, up to 128 rollout actors.")] = False,
-    path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Measure how far the loop's pace is from the ideal of its slowest side."""
     times = Times(shard_s=shard_s, score_s=score_s, pair_s=pair_s, jitter=jitter, adapter_mb=adapter_mb)
     sizes = sweep_sizes() if sweep else [("", Size(rollout=rollout, rewards=rewards, workers=workers))]
     rows: list[dict[str, Any]] = []
     measured: dict[Size, dict[str, Any]] = {}
-    with cluster():
+    with local_ray(4, object_store_memory=STORE):
         for side, size in sizes:
             if size not in measured:
                 count = per_iteration or 4 * size.rollout
@@ -313,20 +298,9 @@ def main(
                 measured[size] = measure(size, times, groups=wanted, per_iteration=count, seats=seats, lag=lag)
             rows.append({"side": side, **measured[size]})
             typer.echo(json.dumps(rows[-1]), err=True)
-    _show(rows)
-    advice = {side: enough(rows, side) for side in SWEEPS} if sweep else {}
-    for side, number in advice.items():
-        typer.echo(f"{side}: more than {number} add less than {HELPS - 1:.0%}")
-    report = {
-        "times": asdict(times),
-        "seats": seats,
-        "max_lag": lag,
-        "cores": os.cpu_count(),
-        "enough": advice,
-        "rows": rows,
-    }
-    if path:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    show([{name: row[name] for name in SHOWN} for row in rows])
+    for side in SWEEPS if sweep else ():
+        typer.echo(f"{side}: more than {enough(rows, side)} add less than {HELPS - 1:.0%}")
 
 
 def sweep_sizes() -> list[tuple[str, Size]]:
@@ -347,17 +321,6 @@ def enough(rows: Sequence[Mapping[str, Any]], side: str) -> int:
     own = sorted((row[side], row["shards_per_s"]) for row in rows if row["side"] == side)
     best = max(pace for _, pace in own)
     return next(number for number, pace in own if pace * HELPS >= best)
-
-
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
-    names = (
-        "rollout", "rewards", "workers", "slowest", "ideal_per_s", "shards_per_s", "share_of_ideal",
-        "driver_cpu_ms_per_group", "driver_cores", "driver_growth_mib", "store_growth_mib",
-    )  # fmt: skip
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*(str(row[name]) for name in names))
-    Console(width=200).print(table)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ they take of the machine, without program code and the object store. Processes c
 actor, and Ray's own services.
 """
 
-import json
 import re
 import statistics
 import subprocess
@@ -25,12 +24,10 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-from rich.box import MARKDOWN
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.heap import anonymous_mib, in_use_mib
+from benchmarks.output import show
 from deploy.folder.read import status_of
 from deploy.monitor.progress import Progress as RunProgress
 from deploy.presets import load_config
@@ -47,7 +44,6 @@ def main(
     iterations: Annotated[int, typer.Option(min=8, help="Length of the run.")] = 2000,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two readings.")] = 3.0,
     is_in_use: Annotated[bool, typer.Option("--in-use", help="Train in this process; read what is in use.")] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the readings.")] = None,
 ) -> None:
     """Run, read memory, and print the mean of each quarter of the run but its first tenth, and the growth."""
     keys = [f"iterations={iterations}", "group.per_iteration=2", "evaluation.every=0", *(overrides or [])]
@@ -59,18 +55,13 @@ def main(
             samples = readings.samples
         else:
             samples = _samples([preset, *keys], folder, iterations, every_s)
-    if out:
-        out.write_text(json.dumps(samples), encoding="utf-8")
-    names = [f"quarter {number + 1}" for number in range(QUARTERS)]
-    title = "MiB of one process" if is_in_use else "MiB of anonymous memory"
-    table = Table("memory" if is_in_use else "role", *names, "growth in 1,000 iterations", box=MARKDOWN, title=title)
     found = list(rows(samples, iterations))
     if not found:
         message = f"the run must be read at {2 * QUARTERS} different iterations or more: give more --iterations"
         raise typer.BadParameter(f"{message} than {iterations}, or a smaller --every-s than {every_s:g}")
-    for role, row in found:
-        table.add_row(role, *(f"{each:.1f}" for each in row[:-1]), f"{row[-1]:+.2f}")
-    Console(width=120).print(table)
+    names = [*(f"quarter {number + 1}" for number in range(QUARTERS)), "growth in 1,000 iterations"]
+    title = "MiB of one process" if is_in_use else "MiB of anonymous memory"
+    show([{"memory of": role, **dict(zip(names, row, strict=True))} for role, row in found], title)
 
 
 class Readings(RunProgress):

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from benchmarks.pretraining import autoencoder, tiny_decoder
 from benchmarks.pretraining.dataset import draw_examples
+from benchmarks.pretraining.training import Stage
 from deploy.presets import load_config
 from flow.models.completed import completed
 from flow.models.load import load_backbone
@@ -41,7 +42,7 @@ def test_it_learns_and_repeats_itself(
 ) -> None:
     monkeypatch.setattr(tiny_decoder, "BATCH", 4)
     models = [
-        tiny_decoder.distil(*pairs, steps=30, seed=0, folder=tmp_path / name, console=Console(quiet=True))
+        tiny_decoder.distil(*pairs, Stage(name=name, steps=30, seed=0, folder=tmp_path, console=Console(quiet=True)))
         for name in ("one", "other")
     ]
     assert error(models[0], pairs) < 0.9 * error(tiny_decoder.build(), pairs)

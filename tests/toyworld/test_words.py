@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 
 from benchmarks.pretraining import tokenizer
@@ -57,7 +58,7 @@ def test_the_recipe_makes_a_pipeline_that_diffusers_loads(tmp_path: Path) -> Non
     pretrain(recipe, work=tmp_path / "work", folder=tmp_path / "model", console=Console(quiet=True))
     pipe = StableDiffusion3Pipeline.from_pretrained(tmp_path / "model", text_encoder_3=None, tokenizer_3=None)
     assert pipe.transformer.config.sample_size == 8
-    with pytest.raises(ValueError, match="autoencoder_steps must stay 2"):
+    with pytest.raises(typer.BadParameter, match="autoencoder_steps must stay 2"):
         pretrain(
             recipe.model_copy(update={"autoencoder_steps": 3}),
             work=tmp_path / "work",

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from safetensors.torch import load_file
 
 from benchmarks.pretraining import training
-from benchmarks.pretraining.shapes import Recipe, claim, pretrain
+from benchmarks.pretraining.shapes import ShapeRecipe, pretrain
 from benchmarks.pretraining.training import WeightAverage, learning_rate
 from tests.support.killed_console import KilledConsole
 
-TINY = Recipe(seed=5, images=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
+TINY = ShapeRecipe(seed=5, images=256, autoencoder_steps=3, transformer_steps=3, clip_steps=3)
 
 
 def run(folder: Path, console: Console) -> dict[str, torch.Tensor]:
@@ -36,12 +37,19 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, mon
 
 
 def test_a_work_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    claim(tmp_path, TINY)
-    claim(tmp_path, TINY)
-    with pytest.raises(ValueError, match=r"seed must stay 5 in .*, got 6"):
-        claim(tmp_path, TINY.model_copy(update={"seed": 6}))
-    with pytest.raises(ValueError, match="transformer_steps must stay 3"):
-        claim(tmp_path, TINY.model_copy(update={"transformer_steps": 9}))
+    TINY.claim(tmp_path)
+    TINY.claim(tmp_path)
+    with pytest.raises(typer.BadParameter, match=r"seed must stay 5 in .*, got 6"):
+        TINY.model_copy(update={"seed": 6}).claim(tmp_path)
+    with pytest.raises(typer.BadParameter, match="transformer_steps must stay 3"):
+        TINY.model_copy(update={"transformer_steps": 9}).claim(tmp_path)
+
+
+def test_a_recipe_is_read_from_words() -> None:
+    assert ShapeRecipe.of(["seed=5", "clip_steps=3"]) == ShapeRecipe(seed=5, clip_steps=3)
+    for word, said in (("images=3", "images: .* got 3"), ("steps=3", "steps: ")):
+        with pytest.raises(typer.BadParameter, match=said):
+            ShapeRecipe.of([word])
 
 
 def test_learning_rate_warms_up_to_its_peak_and_ends_at_a_fiftieth() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.race.cell import cell_config
 from benchmarks.race.changes import CELL, VARIANTS, app, row_of
-from benchmarks.race.race import cell_config
 from deploy.folder.heldout import HeldoutScores
 
 
@@ -26,7 +26,7 @@ def evaluation(iteration: int, *rows: list[float]) -> HeldoutScores:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_is_a_whole_config(variant: str) -> None:
-    config = cell_config("toy_geneval", CELL, iterations=2, every=1, extra=VARIANTS[variant])
+    config = cell_config(CELL, iterations=2, every=1, extra=VARIANTS[variant])
     assert (config.learner.norm_guard > 0) == any(word in variant for word in ("as raced", "NormGuard", "watched"))
     assert config.sampling.splits == (() if "stepwise_fast" in variant else (0.6,))
 

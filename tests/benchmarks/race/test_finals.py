@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.race import finals
+from benchmarks.race.cell import Cell, cell_config
 from benchmarks.race.finals import DIVERSITY, PUBLISHED, SECOND, SETTINGS, all_cells, app, folder_of, rows_of
-from benchmarks.race.race import Cell, cell_config
 from benchmarks.race.tune import KNOBS
 from benchmarks.race.variants import VARIANTS
 from rewards.scorer import require_ready
@@ -35,7 +35,7 @@ def written(runs: Path, cell: Cell, scores: list[float], pace: float) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_watches_a_second_scorer_and_diversity(setting: str, reward: str) -> None:
     extra = (*SECOND[reward][0], DIVERSITY, *SETTINGS[setting])
-    config = cell_config("toy_geneval", Cell("stepwise_tree", 0, reward), iterations=2, every=1, extra=extra)
+    config = cell_config(Cell("stepwise_tree", 0, reward), iterations=2, every=1, extra=extra)
     uses = {name: each.use for name, each in config.rewards.items()}
     watching = {"second", "diversity"} if SECOND[reward][0] else {"diversity"}
     assert {name for name, use in uses.items() if use == "evaluate"} == watching
@@ -47,7 +47,7 @@ def test_every_setting_watches_a_second_scorer_and_diversity(setting: str, rewar
 @pytest.mark.parametrize("method", KNOBS)
 def test_every_method_runs_in_the_settings_that_nobody_was_tuned_on(method: str) -> None:
     for keys in SETTINGS.values():
-        cell_config("toy_geneval", Cell(method, 0, "geneval"), iterations=2, every=1, extra=keys)
+        cell_config(Cell(method, 0, "geneval"), iterations=2, every=1, extra=keys)
 
 
 def test_the_table_has_the_quickest_first_and_the_score_after_equal_seconds(tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.race.hacking import METHOD, REWARDS, TRAINED, VARIANTS, WATCHED, app
-from benchmarks.race.race import Cell, cell_config
-
-CELL = Cell(variant=METHOD, seed=0, reward="redness")
+from benchmarks.race.cell import cell_config
+from benchmarks.race.hacking import CELL, REWARDS, TRAINED, VARIANTS, WATCHED, app
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_trains_redness_and_watches_the_other_scores(variant: str) -> None:
-    config = cell_config("toy_geneval", CELL, iterations=1, every=1, extra=(REWARDS, *VARIANTS[variant]))
+    config = cell_config(CELL, iterations=1, every=1, extra=(REWARDS, *VARIANTS[variant]))
     weights = {name: reward.weight for name, reward in config.rewards.items()}
     is_mixed = variant == "GenEval is half of the reward"
     assert weights == {"redness": 0.5 if is_mixed else 1.0, "geneval": 0.5 if is_mixed else 0.0}
@@ -26,7 +24,7 @@ def test_the_report_has_a_row_and_a_curve_for_each_variant(tmp_path: Path) -> No
     for number in range(len(VARIANTS)):
         folder = tmp_path / "runs" / str(number) / CELL.folder
         folder.mkdir(parents=True)
-        lines = [{"iteration": at, TRAINED: at / 10, WATCHED: number / 10} for at in (0, 5)]
+        lines = [{"iteration": at, "evaluation/score": 0.0, TRAINED: at / 10, WATCHED: number / 10} for at in (0, 5)]
         lines.insert(1, {"iteration": 1, "reward/mean": 0.5})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "hacking.json"

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from benchmarks.race import tune
-from benchmarks.race.race import Cell, cell_config
+from benchmarks.race.cell import Cell, cell_config
 from benchmarks.race.tune import GOALS, KNOBS, PUBLISHED, RATES, RUNGS, SEED, Setting, Tuning, settings_of, todo
 
 METHOD = "elbo"
@@ -27,7 +27,7 @@ def test_a_method_has_nine_settings_that_are_whole_configs(method: str) -> None:
     assert [each.rate == RATES[0] or each.value == KNOBS[method][1][0] for each in settings] == [True] * 5 + [False] * 4
     for setting in settings[-1:]:
         for reward in GOALS:
-            config = cell_config("toy_geneval", Cell(method, SEED, reward), iterations=2, every=0, extra=setting.keys)
+            config = cell_config(Cell(method, SEED, reward), iterations=2, every=0, extra=setting.keys)
             value: object = config
             for name in KNOBS[method][0].split("."):
                 value = getattr(value, name)
@@ -56,7 +56,7 @@ def test_the_best_of_each_rung_train_on(tmp_path: Path) -> None:
 def test_a_cell_that_was_measured_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
 
-    def run_cell(_: str, cell: Cell, runs: Path, *, iterations: int, **__: object) -> None:
+    def run_cell(cell: Cell, runs: Path, *, iterations: int, **__: object) -> None:
         trained.append((cell.reward, iterations))
         lines = [{"iteration": at, "seconds/iteration": 5.0} for at in range(1, iterations + 1)]
         lines += [{"iteration": at, "evaluation/score": 0.1 * at} for at in (0, iterations)]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from benchmarks.local_ray import local_ray
 from benchmarks.simulated import Times
-from benchmarks.speed.scale import Size, cluster, enough, measure, sweep_sizes
+from benchmarks.speed.scale import STORE, Size, enough, measure, sweep_sizes
 from tests.support.scenes import long_scene
 
 TIMES = Times(shard_s=0.2, score_s=0.02, pair_s=0.001, jitter=0.1, adapter_mb=0.1)
@@ -28,7 +29,7 @@ def test_a_sweep_changes_one_side_at_a_time_and_says_how_many_are_enough():
 @pytest.mark.whole
 def test_a_short_measurement_gives_every_figure():
     size = Size(rollout=3, rewards=1, workers=1)
-    with cluster():
+    with local_ray(4, object_store_memory=STORE):
         figures = measure(size, TIMES, groups=12, per_iteration=6, seats=2, lag=1)
     assert (figures["slowest"], figures["groups"]) == ("rollout", 12)
     assert 0 < figures["share_of_ideal"] <= 2, "at most an iteration's groups were ready when the clock started"
