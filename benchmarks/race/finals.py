@@ -34,6 +34,8 @@ RUNS = Path("runs/race_2026")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_2026.json"
 SECONDS, PARTS = 120.0, 5
 """Training seconds of a cell, and its evaluations: about five times what the first method needs for a goal."""
+OURS = "stepwise_"
+"""Prefix of our own methods; the other ones are rivals."""
 PEER = "flow_grpo"
 """Its mean score at the end is the goal of a setting and reward."""
 TUNED = "tuned"
@@ -135,14 +137,17 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
     """Return one row for each variant and what it was tuned to, the first at the goal first; means over its seeds."""
     own = [cell for cell in cells if (cell["setting"], cell["reward"]) == (setting, reward)]
     goal = goal_of(own)
+    groups = dict.fromkeys((cell["variant"], cell["tuned"]) for cell in own)
+    members = {key: [cell for cell in own if (cell["variant"], cell["tuned"]) == key] for key in groups}
+    means = {key: mean_curve(seeds, ("scores", "seconds", "diversity")) for key, seeds in members.items()}
+    rival = max((m["scores"][-1] for (name, _), m in means.items() if not name.startswith(OURS)), default=math.inf)
     rows = []
-    for variant, tuned in dict.fromkeys((cell["variant"], cell["tuned"]) for cell in own):
-        seeds = [cell for cell in own if (cell["variant"], cell["tuned"]) == (variant, tuned)]
-        mean = mean_curve(seeds)
+    for (variant, tuned), seeds in members.items():
+        mean = means[variant, tuned]
         rows.append(
             {
                 "variant": variant,
-                "tuned": tuned,
+                "rate, knob": ", ".join(key.split("=")[1] for key in tuned.split()),
                 "seeds": len(seeds),
                 "seconds an iteration": mean["seconds"][-1] / mean["iterations"][-1],
                 "seconds to the goal": arrival(mean["seconds"], mean["scores"], goal),
@@ -150,7 +155,8 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
                 "score after equal seconds": score_at(mean, "seconds", min(cell["seconds"][-1] for cell in own)),
                 "end": mean["scores"][-1],
                 "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),
-                "diversity": statistics.fmean(cell["diversity"][-1] for cell in seeds),
+                "diversity": mean["diversity"][-1],
+                "diversity at the best rival's end": arrival(mean["diversity"], mean["scores"], rival),
                 "deepest fall": statistics.fmean(deepest_fall(cell["scores"]) for cell in seeds),
             }
         )

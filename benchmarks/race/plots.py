@@ -19,20 +19,31 @@ SHOWN = (
 
 
 def write_plot(cells: Cells, path: Path, shown: Sequence[str] = SHOWN) -> None:
-    """Plot a row for each reward: held-out score over iterations and over seconds, with a band over the seeds."""
+    """Plot a row for each reward: held-out score over iterations and over seconds, with a band over the seeds.
+
+    Cells with diversity get a third column: the mean diversity over the mean score.
+    """
     cells = [cell for cell in cells if cell["variant"] in shown]
     rewards = list(dict.fromkeys(cell["reward"] for cell in cells))
-    figure = Figure(figsize=(13, 3.6 * len(rewards)), layout="constrained")
-    axes = figure.subplots(len(rewards), 2, squeeze=False)
+    columns = 3 if "diversity" in cells[0] else 2
+    figure = Figure(figsize=(3 + 5 * columns, 3.6 * len(rewards)), layout="constrained")
+    axes = figure.subplots(len(rewards), columns, squeeze=False)
     for row, reward in zip(axes, rewards, strict=True):
         for index, variant in enumerate(shown):
             own = [cell for cell in cells if (cell["variant"], cell["reward"]) == (variant, reward)]
             if own:
                 _band(row[0], own, "iterations", label=f"{variant} ({len(own)})", color=f"C{index % 10}")
                 _band(row[1], own, "seconds", label=variant, color=f"C{index % 10}")
+                if columns == 3:
+                    scores, diversity = (
+                        np.mean([each[what] for each in own], axis=0) for what in ("scores", "diversity")
+                    )
+                    row[2].plot(scores, diversity, marker=".", color=f"C{index % 10}")
         row[0].set(xlabel="iteration", ylabel=f"held-out score ({reward})")
-        row[1].set(xlabel="training seconds")
-        row[1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        row[1].set(xlabel="training seconds", ylabel=f"held-out score ({reward})")
+        if columns == 3:
+            row[2].set(xlabel=f"held-out score ({reward})", ylabel="diversity")
+        row[-1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=130)
 

@@ -260,17 +260,16 @@ def arrival(clock: Sequence[float], scores: Sequence[float], goal: float) -> flo
     return None
 
 
-def mean_curve(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def mean_curve(cells: Sequence[Mapping[str, Any]], of: Sequence[str] = ("scores", "seconds")) -> dict[str, list[float]]:
     """Average the seeds at the evaluations that all of them have."""
     shared = sorted(set.intersection(*(set(cell["iterations"]) for cell in cells)))
-    return {
-        "iterations": shared,
-        "scores": [statistics.fmean(_at(cell, iteration) for cell in cells) for iteration in shared],
-        "seconds": [statistics.fmean(_at(cell, iteration, "seconds") for cell in cells) for iteration in shared],
+    means = {
+        what: [statistics.fmean(_at(cell, iteration, what) for cell in cells) for iteration in shared] for what in of
     }
+    return {"iterations": shared, **means}
 
 
-def _at(cell: Mapping[str, Any], iteration: int, what: str = "scores") -> float:
+def _at(cell: Mapping[str, Any], iteration: int, what: str) -> float:
     return cell[what][cell["iterations"].index(iteration)]
 
 

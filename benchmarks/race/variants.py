@@ -140,6 +140,10 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "stepwise_fast, spread": Variant("stepwise_fast", SPREAD),
     "stepwise_fast, sliding": Variant("stepwise_fast", SLIDING),
+    "stepwise_fast, groups of 36": Variant("stepwise_fast", ("group.size=36",)),
+    "stepwise_fast, lr=0.004, decay": Variant(
+        "stepwise_fast", ("learner.learning_rate=4e-3", "learner.decay={iterations: 30, to: 1e-3}")
+    ),
     # More noise; other windows; a running mean; a higher learning rate.
     **{
         f"stepwise_fast, noise {level}": Variant("stepwise_fast", (f"sampling.noise_level={level}",))

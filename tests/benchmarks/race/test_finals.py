@@ -63,6 +63,9 @@ def test_the_table_has_the_quickest_first_and_the_score_after_equal_seconds(tmp_
     assert (tree["score after equal seconds"], elbo["score after equal seconds"]) == (0.64, pytest.approx(0.5))
     assert (tree["deepest fall"], elbo["deepest fall"]) == (pytest.approx(0.02), 0)
     assert (tree["diversity"], tree["second scorer"]) == (pytest.approx(0.18), 0.3)
+    # The best rival ends at 0.65, where the tree is after 25 / 26 of its first two iterations.
+    assert tree["diversity at the best rival's end"] == pytest.approx(0.2 - 0.01 * 25 / 26)
+    assert elbo["diversity at the best rival's end"] == elbo["diversity"]
 
 
 def test_an_own_cell_replaces_the_published_one(tmp_path: Path) -> None:
