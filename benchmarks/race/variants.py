@@ -82,6 +82,8 @@ VARIANTS: Mapping[str, Variant] = {
         ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
     ),
     **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
+    "awm, decay": Variant("awm", ("learner.decay={iterations: 35, to: 5e-4}",)),
+    "dgpo, decay": Variant("dgpo", ("learner.decay={iterations: 15, to: 5e-4}",)),
     "stepwise_tree, groups of 32": Variant("stepwise_tree", ("group.size=32",)),
     # About as many images as twelve groups of 24, from fewer prompts.
     "stepwise_tree, 8 groups of 32": Variant("stepwise_tree", ("group.size=32", "group.per_iteration=8")),
