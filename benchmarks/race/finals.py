@@ -149,7 +149,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
         rows.append(
             {
                 "variant": variant,
-                "rate, knob": ", ".join(key.split("=")[1] for key in tuned.split()),
+                "tuned rate, knob": ", ".join(key.split("=")[1] for key in tuned.split()),
                 "seeds": len(seeds),
                 "seconds an iteration": mean["seconds"][-1] / mean["iterations"][-1],
                 "seconds to the goal": arrival(mean["seconds"], mean["scores"], goal),

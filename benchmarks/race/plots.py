@@ -36,7 +36,7 @@ def write_plot(cells: Cells, path: Path, shown: Sequence[str]) -> None:
         row[2].set(xlabel=f"held-out score ({reward})", ylabel="diversity")
         row[-1].legend(*row[0].get_legend_handles_labels(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=80)
 
 
 def _band(axes: Axes, own: Cells, what: str, *, label: str, color: str) -> None:
