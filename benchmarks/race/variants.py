@@ -76,7 +76,6 @@ VARIANTS: Mapping[str, Variant] = {
     "flow_grpo, weights": Variant("flow_grpo", WEIGHTS),
     "flow_grpo, weights, first half": Variant("flow_grpo", (*WEIGHTS, *FIRST_HALF)),
     "stepwise_tree, groups of 36": Variant("stepwise_tree", ("group.size=36",)),  # as the demo
-    "stepwise_tree, groups of 36, short tail": Variant("stepwise_tree", ("group.size=36", *SHORT_TAIL)),
     "stepwise_tree, groups of 36, short tail, lr=0.003, decay": Variant(  # as toy_pickscore
         "stepwise_tree",
         ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
