@@ -125,9 +125,9 @@ class CreditConfig(Section):
     compares each branch with the group; `calibrated` subtracts what the other members of the state in which it split
     predict, likewise by the slope of a regression."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
-    """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
-    step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
-    the std of all steps."""
+    """`joint`: mean and std over all members and steps of a group, so a step whose rewards mostly have one sign gives
+    every member an advantage of that sign; `per_step`: mean and std over the members, for each step; `centred`: the
+    mean of each step, the std of all steps; `ema`: each step's running mean over iterations, the std of all steps."""
     scale: Literal["prompt", "iteration"] | Annotated[float, Field(gt=0.0)] = "iteration"
     """What the std is computed over. `prompt`: the prompt's own group; `iteration`: all groups of the iteration, while
     the mean stays the prompt's (Flow-GRPO's `global_std`). A number above 0 is used instead of a std (ELBO policy
