@@ -47,12 +47,12 @@ loopback reading needs none, and the server answers only to `localhost`, `127.0.
 `--allow-host`. Elsewhere everything needs the token except the page's own files, `/healthz`, `/readyz` and
 `/openapi.json`.
 
-**Connections.** The head of a request must arrive within 10 s, its body within 10 s and one more for each MiB. At most
-512 connections are open, or half of the files that the process may open; then the client with most unfinished requests
-loses its oldest. Of one client at most 64 bodies arrive at a time; then the oldest is answered with 503. A body is read
-only with the token that it needs. What clients can cause is logged at most once in 10 s.
+**Connections**, also those of `flowcredit serve-rewards`. The head of a request must arrive within 10 s, its body
+within 10 s and one more for each MiB. At most 512 connections are open, or half of the files that the process may open;
+then the client with most unfinished requests loses its oldest. Of one client at most 64 bodies arrive at a time; then
+the oldest is answered with 503. A body is read only with the token that it needs. What clients can cause is logged at
+most once in 10 s.
 """
-"""The description of the API. The reward server has the same limits of connections."""
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
 """The files of the page by name; the server serves no others."""
@@ -266,7 +266,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
 
 @_control.post("/runs/{run}/commands", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
-    """Pause, resume, write a checkpoint or stop, with `{"command": "pause"}`; the answer's `id` leads to the outcome."""
+    """Pause, resume, checkpoint or stop, with `{"command": "pause"}`; the answer's `id` leads to the outcome."""
     await _running(request, run)
     return await _send(request, response, run, new_command(body.command))
 

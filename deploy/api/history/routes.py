@@ -43,7 +43,8 @@ async def curves(
 ) -> Response:
     """Return metrics of the whole run, or of a part of the axis, by `iteration` or training `seconds`.
 
-    They have at most `points` points, each the mean over an equal part with its lowest and highest value.
+    They have at most `points` points, each the mean over an equal part with its lowest and highest value. The server
+    reads each line once and keeps the numbers of the 12 runs that were asked for last.
     """
     status = await request.app.state.cache.status(run)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
