@@ -105,8 +105,8 @@ class ModelConfig(Section):
     """Decode in overlapping tiles: less memory for large images, slightly different pixels."""
     vae_compile: str | None = None
     """torch.compile backend for the decoders, such as `inductor`; needs `decode_batch`, to which every batch is filled
-    up, so that one graph decodes all. Images differ by rounding; one that overflows is decoded again without the graph.
-    null does not compile them."""
+    up, so that one graph decodes all. Their weights then have channels-last order. Images differ by rounding; one that
+    overflows is decoded again without the graph. null does not compile them."""
     gradient_checkpointing: bool = False
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
