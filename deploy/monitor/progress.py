@@ -133,7 +133,7 @@ class Progress(Listener):
             else ""
         )
         missing = f", {evaluation.missing} without a score" if evaluation.missing else ""
-        change = f", since the start {change_words(*evaluation.change)}" if evaluation.change else ""
+        change = f", since the first one {change_words(*evaluation.change)}" if evaluation.change else ""
         self.say(
             f"held-out score at iteration {iteration}: {number(evaluation.score)}{change}"
             f" ({by_tag}{readings}; {evaluation.images} images{missing}, {evaluation.seconds:.0f} s)"

@@ -106,7 +106,9 @@ class TurningPointConfig(Section):
     has_first_step: bool = True
     """Allow the first step to be selected too."""
     is_balanced: bool = True
-    """Keep equally many selected steps with positive and with negative aggregate: the largest of each sign."""
+    """Keep equally many selected steps with positive and with negative aggregate: the largest of each sign, of equal
+    ones the first by group, member and step. An aggregate of 0 counts for neither sign; in the released code it counts
+    for the sign of the trajectory's whole change."""
 
 
 class CreditConfig(Section):
@@ -134,7 +136,8 @@ class CreditConfig(Section):
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
     """Decay of `gae` in [0, 1]: 0 is the step's own gain, 1 the sum of all gains from the step on."""
     ema_decay: Decay = 0.9
-    """`ema`: share of the old running mean that an iteration keeps, in [0, 1)."""
+    """`ema`: share of the old running mean that an iteration keeps, in [0, 1). 0.9 (ours) averages over about ten
+    iterations. A step that occurs for the first time uses its own mean."""
     turning_point: TurningPointConfig = TurningPointConfig()
     """Options of the rule `turning_point`."""
     step_weights: StepWeightConfig = StepWeightConfig()
@@ -143,7 +146,8 @@ class CreditConfig(Section):
     """Number added to the std before the division, at least 0."""
     mixture: Literal["rewards", "advantages"] = "rewards"
     """`rewards`: the weighted sum of the scores is one reward. `advantages`: each score is normalised separately, and
-    the advantages are summed with the reward weights."""
+    the advantages are summed with the reward weights; the sum is clamped, as in the releases of MixGRPO and
+    Granular-GRPO."""
     advantage_clip: float = Field(default=5.0, gt=0.0)
     """Advantages are clamped to plus or minus this number, above 0."""
 

@@ -61,14 +61,15 @@ class AverageConfig(Section):
     """Optimizer steps between updates of the mean, at least 1."""
     repeats: Positive = 1
     """Repetitions of each update of the mean, at least 1. Flow-GRPO's released code repeats it for each micro-batch of
-    a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4 GPUs."""
+    a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4 GPUs and on one."""
 
 
 class RateDecay(Section):
     """A linear decay of the learning rate, from `learner.learning_rate` in the first iteration."""
 
     iterations: Positive
-    """Iterations until the learning rate is `to`, at least 1. It stays there, however long the run is."""
+    """Iterations until the learning rate is `to`, at least 1. It stays there, however long the run is, so a run that is
+    made longer keeps its first part."""
     to: float = Field(gt=0.0)
     """Learning rate after the decay, above 0 and at most `learner.learning_rate`."""
 
@@ -84,7 +85,9 @@ class ForwardConfig(Section):
     """`dgpo`: beta of the group's weight, above 0. With a larger beta, a group that the policy already prefers loses
     its weight sooner."""
     compared: Literal["base", "old"] = "base"
-    """`dgpo`: whom the policy is compared with in the group's weight: the KL's reference, or the adapter `old`."""
+    """`dgpo`: whom the policy is compared with in the group's weight: the KL's reference, or the adapter `old`. For
+    this weight the policy, `old` and, if it is needed, the reference are evaluated once more, without a gradient and in
+    pieces of `learner.batch`."""
     clip_range: float = Field(default=1e-2, gt=0.0)
     """`dgpo`: c, above 0. A member has no gradient if its matching loss lies further than this from its loss under
     `old`, in the direction of its advantage."""
@@ -97,7 +100,8 @@ class ForwardConfig(Section):
 
 
 class OldConfig(Section):
-    """The adapter `old` of the forward objectives: a running mean that moves once in each iteration.
+    """The adapter `old` of the forward objectives: a running mean that moves once in each iteration. Every checkpoint
+    holds it in `old/`, and learner workers compare its digest.
 
     old <- d old + (1 - d) adapter, d = min(rate max(0, n - flat), most), with n the optimizer steps of the run so far.
     """
@@ -169,16 +173,16 @@ class LearnerConfig(Section):
     """Passes over the groups of one iteration, at least 1."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of a shard's stochastic steps that is trained, in (0, 1]; the steps are chosen at random for each shard and
-    pass (DanceGRPO: 0.6)."""
+    pass (DanceGRPO: 0.6). The mean of their advantages need not be 0."""
     divergence_bound: float = Field(default=1e-5, gt=0.0)
     """tau of the objective `masked`, above 0: how far a step may have moved away from the policy that rolled it out, in
     nats per latent element."""
     objective: str = "clipped"
     """`clipped`: PPO's clipped surrogate; `guarded`: the same with GRPO-Guard's ratio; `masked`: Flow-DPPO's mask by
-    the divergence of the step, without a clip. Of the forward process: `nft`, DiffusionNFT; `awm`, Advantage Weighted
-    Matching; `dgpo`, Direct Group Preference Optimization; `elbo`, policy gradients of the finished image's likelihood;
-    `ram`, Reinforce Adjoint Matching. Or a function of your own for the steps: a file `folder/mine.py:function` or an
-    import path `package.module:function`."""
+    the divergence of the step, without a clip; for both, rollouts also carry their means. Of the forward process:
+    `nft`, DiffusionNFT; `awm`, Advantage Weighted Matching; `dgpo`, Direct Group Preference Optimization; `elbo`,
+    policy gradients of the finished image's likelihood; `ram`, Reinforce Adjoint Matching. Or a function of your own
+    for the steps: a file `folder/mine.py:function` or an import path `package.module:function`."""
     forward: ForwardConfig = ForwardConfig()
     """Settings of the forward objectives."""
     old: OldConfig = OldConfig()

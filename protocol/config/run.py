@@ -46,7 +46,9 @@ class EvaluationConfig(Section):
     images_per_prompt: Positive = 4
     """Images of each held-out prompt, at least 1."""
     seed: int = 1234
-    """Noise seed of the evaluation; the run's own seed does not change it."""
+    """Noise seed of the evaluation; the run's own seed does not change it. An image's noise is keyed by this seed, the
+    prompt's line and the number of the image, so two evaluations differ by the adapter only (ours; Flow-GRPO's released
+    code takes new noise each time)."""
     component: str = "reward"
     """Score that an evaluation reports: `reward` (the mixture), `<reward>`, or `<reward>/<component>`."""
     batch: Positive = 48

@@ -14,7 +14,8 @@ class WindowConfig(Section):
     rule: Literal["all", "fixed", "random", "sliding", "spread", "branch"] = "all"
     """`all`: every eligible step; `fixed`: `size` steps from `first`; `random`: `size` steps from a random start in
     each iteration; `sliding`: `size` steps that move by one from time to time; `spread`: `size` eligible steps that
-    move by one from group to group; `branch`: one step for each shard."""
+    move by one from group to group; `branch`: one step for each shard, which computes the ODE trunk to it anew, with
+    shared noise as a single row, so that the trunk has the same bits in all shards."""
     size: Positive = 2
     """Steps of a fixed, random, sliding or spread window, at least 1."""
     first: int = 0
@@ -102,28 +103,28 @@ class SamplingConfig(Section):
     """One noise level per step but the last; empty: `noise_level` for all. `flowcredit calibrate-noise` writes them.
     """
     first_step: Literal["clamp", "exclude"] = "clamp"
-    """The first step of DDIM-SDE, whose std is 0 at sigma 1. `clamp`: use 1 - sigma_1 instead of 1 - sigma there;
-    `exclude`: a plain ODE step."""
+    """The first step of DDIM-SDE, whose std is 0 at sigma 1, so that members with shared noise would stay equal and the
+    step could not be learnt. `clamp`: use 1 - sigma_1 instead of 1 - sigma there; `exclude`: a plain ODE step."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
     """`gaussian`: the log-density; `squared`: CPS's published -(x' - mean)^2, without 1 / (2 std^2) and constants."""
     std_min: float = Field(default=0.02, ge=0.0)
     """Least std of a stochastic step, at least 0; steps with a smaller std are plain ODE steps and are not trained."""
     merge_std: float = Field(default=0.0, ge=0.0)
     """At least 0. Consecutive steps are merged into one stochastic step until its std is at least this number; 0 merges
-    none. Steps that stay below it are plain ODE steps (E-GRPO)."""
+    none. Steps that stay below it are plain ODE steps, and outside the window no steps are merged (E-GRPO)."""
     window: WindowConfig = WindowConfig()
     """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
     """All members of a group start from the same initial noise."""
     splits: tuple[Share, ...] = ()
     """Stochastic steps at which each branch splits into two, as shares of a shard's stochastic steps in [0, 1),
-    ascending, rounded up; before them the members of a branch share state and noise (BranchGRPO). Empty: every member
-    has its own noise from the first stochastic step on."""
+    ascending, rounded up; before them the members of a branch, neighbours by index, share state and noise, by the key
+    of the first of them (BranchGRPO). Empty: every member has its own noise from the first stochastic step on."""
 
     granularities: tuple[Positive, ...] = (1,)
     """How each trajectory ends after its last stochastic step, ascending from 1. 1: along the schedule. g: once more,
-    by an ODE over the schedule's next step and then over every g-th one. Every end is an image, and the advantages of
-    all ends are added (Granular-GRPO)."""
+    by an ODE over the schedule's next step and then over every g-th one, and at the end one step to sigma 0, however
+    long. Every end is an image, and the advantages of all ends are added (Granular-GRPO)."""
     tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
     """How a trajectory continues after its last stochastic step, where it has no noise; with kernel `ode` this is the
     whole trajectory. By default it takes the Euler steps of its schedule. Fewer substeps of second order cost less;
@@ -206,7 +207,8 @@ class SamplingConfig(Section):
 
 
 class CompletionConfig(IntegrationConfig):
-    """How the clean image at a point of a trajectory is estimated."""
+    """How the clean image at a point of a trajectory is estimated. All points of a shard are completed in one batch,
+    each on its own grid; `model.forward_batch` bounds the batch."""
 
     every: Positive = 1
     """Distance between two completed points, at least 1. The point before the first stochastic step and every

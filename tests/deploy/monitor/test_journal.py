@@ -232,7 +232,7 @@ async def test_an_evaluation_has_the_interval_of_its_change_and_the_status_the_m
     scores = np.linspace(0.2, 0.6, 12).reshape(6, 2)
     await journal.evaluated(0, an_evaluation(scores))
     await journal.evaluated(8, an_evaluation(scores + 0.25))
-    assert "since the start 95 %: +0.250 to +0.250" in shown.getvalue().splitlines()[-1]
+    assert "since the first one 95 %: +0.250 to +0.250" in shown.getvalue().splitlines()[-1]
     status = reporter.status()
     assert status.rewards.heldout_change == pytest.approx((0.25, 0.25), abs=1e-5)
     assert run.lines()[-1]["heldout_change/low"] == pytest.approx(0.25, abs=1e-5)
