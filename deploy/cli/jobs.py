@@ -79,7 +79,11 @@ def fetch(
     address: Address = None,
     into: Annotated[Path | None, typer.Option(help="Folder to create; default: runs/NAME.")] = None,
 ) -> None:
-    """Fetch a run's newest checkpoint, metrics and images to this machine."""
+    """Fetch a run's newest checkpoint, metrics and images to this machine.
+
+    A small job sends them in its log, so it needs only the port of jobs. They make a run folder, which `serve`,
+    `generate`, `eval` and `export` take.
+    """
     from deploy.folder.location import runs_folder
     from deploy.jobs.fetch import fetch as fetch_run
     from protocol.ground.files import ADAPTER_FILE, by_iteration

@@ -29,9 +29,10 @@ class RoleConfig(Section):
     placement: Literal["default", "pack", "spread"] = "default"
     """On which of the nodes with room the next actor runs. `default`: Ray's own rule, which prefers nodes in use until
     they are half full; `pack`: the node with the least room, so that few nodes are in use; `spread`: the nodes in turn.
-    """
+    Of bundles only `spread` decides: on different nodes as far as possible, otherwise on few."""
     timeout_s: float = Field(default=600.0, gt=0.0)
-    """Seconds that one call may take; then it counts as failed and the actor is replaced."""
+    """Seconds that one call may take; then it counts as failed and the actor is replaced. An actor without any other
+    in its pool waits as long for a node, and then counts as failed too."""
 
     @field_validator("gpus")
     @classmethod
@@ -69,7 +70,9 @@ class ClusterConfig(Section):
     """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
     for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
     workers, their `gpus` add up to at most 1, and `group.max_lag` is 0. `joint`: as `colocated`, and the two are one
-    process with one copy of the frozen model; their `gpus` may add up to more, and both sides fail together."""
+    process with one copy of the frozen model; their `gpus` may add up to more, and both sides fail together. What two
+    sides share, a bundle, is reserved with all other bundles, within `cluster.learner.timeout_s`, and ends with the
+    run's Ray job, also after `kill -9`. A run can be resumed in another layout; `--local` ignores it."""
     offload: bool = False
     """With `colocated`: whether the resting side keeps its transformer and VAE in host memory, of which a node holds
     one copy. This saves GPU memory and costs a copy to the GPU in each turn."""
