@@ -12,7 +12,9 @@ class RoleConfig(Section):
     """Resources and deadline of one kind of actor."""
 
     threads: Positive = 1
-    """CPU threads of torch in one actor. They can change results by rounding, because they decide the order of sums."""
+    """CPU threads of torch in one actor. They can change results by rounding, because they decide the order of sums.
+    Where other programs keep the cores busy, `cluster.learner.threads=1` is steadier: a learner's threads spin while
+    they wait for each other, and an update takes several times as long."""
     cpus: float = Field(default=1.0, ge=0.0)
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
