@@ -49,6 +49,7 @@ class Scorer(Protocol):
 
     A scorer whose `score` has a parameter `conditions` gets the condition images too: for each image a list of uint8
     [H, W, 3], read-only. If the parameter has no default, a prompt without condition images is refused before a run.
+    A reward actor reads each file once a call, by path and sha256; an image whose file cannot be read has no score.
 
     Arguments of the built-in scorers mean the same in all of them: `device` is a torch device, by default the GPU if
     there is one; `batch` is the number of images of one forward; `parallel` bounds the requests in progress;
