@@ -11,7 +11,10 @@ from protocol.errors import ConfigError
 
 
 def scorers(is_json: IsJson = False) -> None:
-    """List the built-in scorers, their import paths and what to install."""
+    """List the built-in scorers, their import paths and what to install.
+
+    `python -m pydoc rewards.ocr.scorer.Ocr` explains one: formula, weights and arguments.
+    """
     from rewards.scorer import SCORERS
 
     def line(row: dict[str, Any]) -> str:

@@ -67,9 +67,9 @@ class RewardConfig(Section):
     """Number of tries per image before `on_failure` decides, at least 1; each try uses another actor if possible."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
     """What happens to an image without a score after all tries. `missing` masks the two gains that need its score and
-    keeps them out of statistics; `drop_group` drops the scores of its whole group; `pause` waits until the scorer works again and
-    then goes on by itself, but an image that fails while others succeed is missing; `fail` ends the run with the
-    reason."""
+    keeps them out of statistics; `drop_group` drops the scores of its whole group; `pause` waits until the scorer works
+    again and then goes on by itself, but an image that fails while others succeed is missing; `fail` ends the run with
+    the reason."""
     cpus: float | None = Field(default=None, ge=0.0)
     """CPUs that Ray reserves for one actor; null takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)
