@@ -41,7 +41,8 @@ class Scorer(Protocol):
     A plain function is a scorer too: `rewards.function`.
 
     A static method `ready(**args)` is optional: with the constructor's arguments it raises ScorerError before a run if
-    weights or a server are missing, and loads nothing.
+    weights or a server are missing, and loads nothing. It runs in the run's process, but with a given cluster or a
+    `runtime_env` on a node of the reward's actors.
 
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
     and a run's result must not depend on how they do it. A scorer whose attribute `sees` is "group" gets all finished
