@@ -106,8 +106,8 @@ def conditions() -> str:
     """Every type of condition and what it says."""
     lines = [
         "# Conditions\n\nA condition has a type, a status, a reason in one word, a message in one line, and the time of"
-        " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them"
-        " ([Operate runs](../cluster.md#conditions)).\n\n"
+        " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them, as"
+        " they do warnings and errors of the log.\n\n"
     ]
     lines += [f"**`{name}`**\n:   {meaning}\n\n" for name, meaning in CONDITIONS.items()]
     return "".join(lines)

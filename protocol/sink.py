@@ -8,10 +8,15 @@ from typing import Protocol
 
 CONDITIONS = {
     "BaseModel": "The model is not a distilled few-step model. Otherwise training blurs its images.",
-    "BoardConnected": "The run reaches its status board. Otherwise the page shows old numbers; training continues.",
+    "BoardConnected": "The run reaches its status board. Otherwise (also if the board's memory is full) the page shows"
+    " old numbers and training continues. The newest 100 metric lines and all else wait in memory, earlier lines in the"
+    " run folder; the run tries again after 2, 4, then every 5 seconds. An embedded board that died is started again,"
+    " and a foreign or damaged value on a board is written again. An emptied board (`FLUSHALL`) has lost ended runs and"
+    " waiting commands.",
     "BoardLease": "The run's lease on a shared board is held. Otherwise only the run folder's lease protects it.",
     "CheckpointsWritten": "The newest checkpoint is on disk. Otherwise it is written again after the next iteration.",
-    "ClusterFits": "The cluster has room for all actors. Otherwise some wait for nodes to join.",
+    "ClusterFits": "At the run's start the cluster had room for all actors, and nodes with their labels. Otherwise some"
+    " wait for nodes to join.",
     "GalleryWritten": "Images and scores of the newest evaluation are in `gallery/`.",
     "Guard": "The guard's rule holds. Otherwise the run gets a warning or ends, as the guard says.",
     "LearnerReady": "The learner group works. Otherwise a new group continues from the newest checkpoint.",
@@ -21,7 +26,9 @@ CONDITIONS = {
     "NegativePrompts": "Negative prompts take effect. At `model.guidance` 1 there is no branch for them.",
     "OneWriter": "No other process has taken the run over. Otherwise this process ends without writing.",
     "PageServed": "The page of the run is served on loopback.",
-    "PoolSettled": "A pool has its desired number of ready actors. Otherwise the message says what it waits for.",
+    "PoolSettled": "A pool has its desired number of ready actors. Otherwise the reason says what it waits for:"
+    " `Unschedulable`, no node has had room for 30 s; `Yields`, a role without an actor gets room first; `ActorsFail`,"
+    " the newest start failed; `Starting`; `Leaving`.",
     "PromptsApart": "No held-out prompt is trained on. Otherwise its score measures memory.",
     "PromptsEnough": "Training draws each prompt 20 times at most. Otherwise the model may learn the prompts by heart.",
     "PromptsFit": "Every prompt fits the text encoder. Otherwise the ends of the long ones are lost.",

@@ -74,7 +74,7 @@ class Usage(Document):
     memory_bytes: int | None = None
     """Memory of its process."""
     gpu_memory_bytes: int | None = None
-    """Memory in use on its GPU, by all processes; null without a GPU, or without NVML."""
+    """Memory in use on its GPU, by all processes; null without a GPU, or without NVML (`pip install nvidia-ml-py`)."""
     gpu_share: float | None = None
     """Share of the last second in which its GPU computed; null without a GPU, or without NVML."""
 

@@ -39,6 +39,20 @@ from protocol.status import (
     summary_of,
 )
 
+ABOUT = """The status of training runs, and commands to them. The server reads boards and run folders, never the
+training processes. Errors are problem details (RFC 9457).
+
+**Access.** Control needs the bearer token: `FLOWCREDIT_TOKEN` or `--token-file`, at least 16 ASCII characters. On
+loopback reading needs none, and the server answers only to `localhost`, `127.0.0.1`, `[::1]` and the names of
+`--allow-host`. Elsewhere everything needs the token except the page's own files, `/healthz`, `/readyz` and
+`/openapi.json`.
+
+**Connections**, also those of `flowcredit serve-rewards`. The head of a request must arrive within 10 s, its body
+within 10 s and one more for each MiB. At most 512 connections are open, or half of the files that the process may open;
+then the client with most unfinished requests loses its oldest. Of one client at most 64 bodies arrive at a time; then
+the oldest is answered with 503. A body is read only with the token that it needs. What clients can cause is logged at
+most once in 10 s.
+"""
 PAGE = FilePath(__file__).parent / "page"
 FILES = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
 """The files of the page by name; the server serves no others."""
@@ -86,7 +100,7 @@ def make_app(source: Source, access: Access) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        description="The status of training runs, and commands to them.",
+        description=ABOUT,
     )
     app.state.source, app.state.cache, app.state.streams = source, StatusCache(source), 0
     app.state.curves, app.state.drawing = CurveCache(source), asyncio.Lock()
@@ -135,7 +149,10 @@ async def readyz(request: Request) -> Health:
 
 @_reading.get("/runs")
 async def runs(request: Request, response: Response) -> list[RunSummary]:
-    """Return all runs, newest first; the header `Age` holds the seconds since they were read."""
+    """Return all runs that can be read, newest first, each with its health in one sentence.
+
+    The header `Age` holds the seconds since they were read.
+    """
     cache: StatusCache = request.app.state.cache
     found = await cache.runs()
     response.headers["Age"] = str(cache.list_age_s)
@@ -146,7 +163,11 @@ async def runs(request: Request, response: Response) -> list[RunSummary]:
     "/runs/{run}", response_model=RunStatus, responses=documented(404, 422), response_description="The status of a run."
 )
 async def run_status(request: Request, run: RunName) -> Response:
-    """Return one run, from a cache; `stale_since` is set if neither the run nor its board gives a sign of life."""
+    """Return one run, from a cache; `stale_since` is set if neither the run nor its board gives a sign of life.
+
+    It has phase, iteration, time left, the newest metrics with the reward's trend, staleness, queues, bottleneck,
+    pools, actors, conditions, last errors and recorded iterations.
+    """
     return Response(await request.app.state.cache.json(run), media_type=JSON)
 
 
@@ -155,7 +176,7 @@ async def metrics(
     request: Request,
     run: RunName,
     since: Since = 0,
-    names: Annotated[str | None, Query(max_length=2_000, description="Comma-separated names or prefixes.")] = None,
+    names: Annotated[str | None, Query(max_length=2_000, description="Names, prefixes or patterns with `*`.")] = None,
     limit: Annotated[int, Query(ge=1, le=LINES_AT_ONCE)] = LINES_AT_ONCE,
 ) -> list[MetricLine]:
     """Return metric lines after `since`, oldest first, with the names of docs/metrics.md; `reward/` is a prefix."""
@@ -217,7 +238,7 @@ async def trajectory_record(request: Request, run: RunName, iteration: Iteration
 
 @_reading.get("/runs/{run}/commands/{command}", responses=documented(404, 422))
 async def command_outcome(request: Request, run: RunName, command: CommandName) -> Command:
-    """Return the state and the outcome of a command."""
+    """Return the state of a command (`accepted`, `working`, `done`, `failed`, `superseded`) and its outcome."""
     await request.app.state.cache.status(run)
     found = await request.app.state.source.command(run, command)
     if found is None:
@@ -227,13 +248,13 @@ async def command_outcome(request: Request, run: RunName, command: CommandName) 
 
 @_reading.get("/metrics", responses={200: {"content": {CONTENT_TYPE: {}}}}, response_class=Response)
 async def prometheus(request: Request) -> Response:
-    """Return the metrics of all runs for Prometheus."""
+    """Return the metrics of all runs for Prometheus; of an ended run those that its status holds."""
     return Response(exposition(await request.app.state.cache.runs()), media_type=CONTENT_TYPE)
 
 
 @_control.put("/runs/{run}/actors/{pool:path}", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def scale(request: Request, response: Response, run: RunName, pool: PoolName, size: Size) -> Command:
-    """Set the desired size of a pool; the answer's `id` leads to the outcome."""
+    """Set the desired size of a pool, with `{"count": 6}`; the answer's `id` leads to the outcome."""
     status = await _running(request, run)
     found = next((held for held in status.pools if held.name == pool), None)
     if found is None:
@@ -245,7 +266,7 @@ async def scale(request: Request, response: Response, run: RunName, pool: PoolNa
 
 @_control.post("/runs/{run}/commands", status_code=202, responses=documented(400, 404, 409, 422, 429))
 async def order(request: Request, response: Response, run: RunName, body: Order) -> Command:
-    """Pause, resume, write a checkpoint or stop; the answer's `id` leads to the outcome."""
+    """Pause, resume, checkpoint or stop, with `{"command": "pause"}`; the answer's `id` leads to the outcome."""
     await _running(request, run)
     return await _send(request, response, run, new_command(body.command))
 

@@ -89,7 +89,10 @@ def calibrate_noise(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds at most.")] = 30,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per round; one shard of each is rolled out.")] = 8,
 ) -> None:
-    """Calibrate a noise level for each step on the base model and write the config with these levels."""
+    """Calibrate a noise level for each step on the base model and write the config with these levels.
+
+    A `flow_sde` becomes the `dance_sde` with equal stds, because the levels are the diffusion itself.
+    """
     from deploy.run.inputs import check_inputs
     from deploy.tools.noise_calibration import calibrated_config, require_writable
     from protocol.ground.files import write_whole, writing

@@ -31,8 +31,8 @@ AdapterShare = Annotated[
     float,
     typer.Option(
         metavar="S",
-        help="Share of the steps, above 0 and up to 1, that the adapter takes, from the first; the base model takes the"
-        " others.",
+        help="Share of the steps, above 0 and up to 1, that the adapter takes, from the first: the nearest whole"
+        " number, a half upwards, at least one; the base model takes the others.",
     ),
 ]
 IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -60,7 +60,8 @@ Proxy = Annotated[
     typer.Option(
         "--proxy",
         callback=_networks,
-        help="Address of a proxy in front of the server: X-Forwarded-For then names its clients; repeatable.",
+        help="Address of a proxy in front of the server: X-Forwarded-For then names its clients, which otherwise share"
+        " the limits of one; repeatable.",
     ),
 ]
 

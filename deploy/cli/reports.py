@@ -62,7 +62,11 @@ def evidence(
         str | None, typer.Option(help="What the run computed on, such as '8 x H100'; default: this machine's GPU.")
     ] = None,
 ) -> None:
-    """Pack config, versions, device, curves, images and scores of a run into a folder to publish."""
+    """Pack what others need to judge a run into a folder to publish.
+
+    It holds config, digests of all inputs, metrics, images, the report and its charts, and in evidence.json versions,
+    our commit, the device, held-out scores, GPU-hours, seconds by part and the sha256 of each file.
+    """
     from deploy.report.evidence import pack_evidence
 
     typer.echo(pack_evidence(found_run(run), out, device=device))

@@ -110,12 +110,26 @@ def scale(
     count: Annotated[int, typer.Argument(min=1, max=1024, help="Desired number of actors.")],
     board: BoardOption = None,
 ) -> None:
-    """Set the desired size of a pool, or of the learner group; the results stay the same."""
+    """Set the desired size of a pool, or of the learner group; the results stay the same.
+
+    A larger size: at most 8 actors of a pool start at a time, and those that fail use up no restarts. A rollout actor
+    proves the digest of the newest adapter before it works; learner workers load the model while the group continues,
+    and take over some of its lanes between two updates.
+
+    A smaller size: actors that wait for a node withdraw first, then others end after their call. The condition
+    PoolSettled/POOL says what is missing until the size is reached. An actor without room is a demand on the cluster,
+    for which an autoscaler starts a node.
+
+    A run with --local, and rollout and learner with cluster.layout colocated or joint, cannot be scaled.
+    """
     _send(run, board, kind="scale", pool=pool, count=count)
 
 
 def pause(run: RunArgument, board: BoardOption = None) -> None:
-    """Pause a run after the iteration in progress; its actors stay."""
+    """Pause a run after the iteration in progress; its actors stay and keep their GPUs.
+
+    With group.max_lag above 0 the groups in flight are finished.
+    """
     _send(run, board, kind="pause")
 
 
@@ -125,7 +139,7 @@ def resume(run: RunArgument, board: BoardOption = None) -> None:
 
 
 def checkpoint(run: RunArgument, board: BoardOption = None) -> None:
-    """Write a checkpoint after the iteration in progress."""
+    """Write a checkpoint after the iteration in progress, or at once while the run is paused."""
     _send(run, board, kind="checkpoint")
 
 

@@ -125,12 +125,13 @@ class CreditConfig(Section):
     compares each branch with the group; `calibrated` subtracts what the other members of the state in which it split
     predict, likewise by the slope of a regression."""
     normalise: Literal["joint", "per_step", "centred", "ema"] = "per_step"
-    """`joint`: mean and std over all members and steps of a group; `per_step`: mean and std over the members, for each
-    step; `centred`: the mean of each step, the std of all steps; `ema`: a running mean of each step over iterations,
-    the std of all steps."""
+    """`joint`: mean and std over all members and steps of a group, so a step whose rewards mostly have one sign gives
+    every member an advantage of that sign; `per_step`: mean and std over the members, for each step; `centred`: the
+    mean of each step, the std of all steps; `ema`: each step's running mean over iterations, the std of all steps."""
     scale: Literal["prompt", "iteration"] | Annotated[float, Field(gt=0.0)] = "iteration"
-    """What the std is computed over. `prompt`: the prompt's own group; `iteration`: all groups of the iteration. A
-    number above 0 is used instead of a std (ELBO policy gradients: 10)."""
+    """What the std is computed over. `prompt`: the prompt's own group; `iteration`: all groups of the iteration, while
+    the mean stays the prompt's (Flow-GRPO's `global_std`). A number above 0 is used instead of a std (ELBO policy
+    gradients: 10)."""
     ddof: int = Field(default=0, ge=0, le=1)
     """Delta degrees of freedom of the std: 0, or 1 as in DanceGRPO."""
     gae_lambda: float = Field(default=0.3, ge=0.0, le=1.0)
@@ -143,7 +144,7 @@ class CreditConfig(Section):
     step_weights: StepWeightConfig = StepWeightConfig()
     """One factor for each denoising step."""
     epsilon: float = Field(default=1e-4, ge=0.0)
-    """Number added to the std before the division, at least 0."""
+    """Number added to the std before the division, at least 0; 1e-4 is Flow-GRPO's."""
     mixture: Literal["rewards", "advantages"] = "rewards"
     """`rewards`: the weighted sum of the scores is one reward. `advantages`: each score is normalised separately, and
     the advantages are summed with the reward weights; the sum is clamped, as in the releases of MixGRPO and

@@ -168,7 +168,8 @@ class LearnerConfig(Section):
     gradients of an equal part of the iteration's groups."""
     lanes: Positive = 8
     """Lanes L of an optimizer step, a power of two. Shard s of the step adds its gradient to lane s mod L, and the
-    lanes are added in a fixed tree. So results depend on L and not on `cluster.learner.workers`, which divides L."""
+    lanes are added in a fixed tree. So results depend on L and not on `cluster.learner.workers`, which divides L: take
+    the most workers that you may want."""
     epochs: Positive = 1
     """Passes over the groups of one iteration, at least 1."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -191,7 +192,8 @@ class LearnerConfig(Section):
     """The KL penalty."""
     norm_guard: float = Field(default=0.0, ge=0.0)
     """lambda of NormGuard, at least 0: weight of the penalty on velocities that are longer than the reference's. Length
-    is the root mean square over latent elements; 0 switches the term off."""
+    is the root mean square over latent elements; 0 switches the term off. Longer velocities are a sign of reward
+    hacking that needs no second scorer: the guard `velocity_norm` warns of them wherever the reference is evaluated."""
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)

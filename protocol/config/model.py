@@ -25,10 +25,13 @@ class LoraConfig(Section):
     """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
     the base model."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id in `start`; only a commit guarantees that the LoRA never changes."""
+    """Branch, tag or commit of a hub id in `start`; only a commit guarantees that the LoRA never changes. A run keeps
+    the commit."""
     qkv: Literal["separate", "joined"] = "separate"
     """How the layers of queries, keys and values compute, for both rollout and learner; `joined` takes their matrices A
-    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding."""
+    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding, on
+    a CPU by at most 1e-5 in float32 and 2 % in bfloat16 (velocity and gradients,
+    `tests/flow/adapter/test_joined.py`)."""
 
     @model_validator(mode="after")
     def _joins_something(self) -> "LoraConfig":
@@ -59,9 +62,11 @@ class ModelConfig(Section):
     precision is decoded again in float32."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
-    as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE."""
+    as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE. It runs in
+    `vae_dtype` and scales latents by its own `scaling_factor` and `shift_factor`."""
     tiny_decoder_revision: str | None = None
-    """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes."""
+    """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes. A run keeps
+    the commit."""
     attention: Literal["native", "_native_efficient", "_native_math", "cudnn", "flash3"] = "native"
     """Attention kernel, for both rollout and learner: torch's own choice or one of its kernels, by their names in
     diffusers' dispatcher; in half precision on a GPU also torch's cuDNN with FlashAttention's backward, or
@@ -77,7 +82,8 @@ class ModelConfig(Section):
     """Side in pixels of a square: condition images are resized to its area by the model's own rule, FLUX.2's only if
     they are larger. The pipelines have 1024."""
     max_sequence_length: Positive = 128
-    """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens."""
+    """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens.
+    Qwen-Image-Edit cuts no prompt: there it counts in the estimate only."""
     guidance: float = Field(default=1.0, ge=1.0)
     """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 costs one
     forward, a higher weight two."""
@@ -87,22 +93,25 @@ class ModelConfig(Section):
     embedded_guidance: float = Field(default=3.5, ge=0.0)
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
-    """Folder for prompt embeddings. With it the text encoders are loaded once, before the run, and then freed. null:
-    the actors hold the text encoders."""
+    """Folder for prompt embeddings, shared by all machines. With it the text encoders are loaded once, before the run,
+    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. null: the actors hold the
+    text encoders."""
     forward_batch: Positive | None = None
     """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
-    number (but see `learner.batch`), so the ratio stays exactly 1."""
+    number (but see `learner.batch`), so the ratio stays exactly 1; the learner's backward goes piece by piece."""
     decode_batch: Positive | None = None
-    """Maximum number of images that the VAE decodes at once; null decodes all."""
+    """Maximum number of images that the VAE decodes at once; 1 is what diffusers calls slicing, null decodes all."""
     vae_tiling: bool = False
     """Decode in overlapping tiles: less memory for large images, slightly different pixels."""
     vae_compile: str | None = None
     """torch.compile backend for the decoders, such as `inductor`; needs `decode_batch`, to which every batch is filled
-    up, so that one graph decodes all. Images differ by rounding. null does not compile them."""
+    up, so that one graph decodes all. Their weights then have channels-last order. Images differ by rounding; one that
+    overflows is decoded again without the graph. null does not compile them."""
     gradient_checkpointing: bool = False
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
-    """torch.compile backend for the transformer's blocks, such as `inductor`; null does not compile them."""
+    """torch.compile backend for the transformer's blocks, such as `inductor`, which compiles in its deterministic mode,
+    so that every actor has the same code. A block that cannot be compiled ends the run. null does not compile them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 

@@ -41,7 +41,11 @@ async def curves(
     start: Axis = None,
     end: Axis = None,
 ) -> Response:
-    """Return metrics of the whole run, or of a part of the axis, as at most `points` points with their ranges."""
+    """Return metrics of the whole run, or of a part of the axis, by `iteration` or training `seconds`.
+
+    They have at most `points` points, each the mean over an equal part with its lowest and highest value. The server
+    reads each line once and keeps the numbers of the 12 runs that were asked for last.
+    """
     status = await request.app.state.cache.status(run)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = await request.app.state.curves.curves(status, wanted, by=by, points=points, window=(start, end))
@@ -116,7 +120,7 @@ async def file(request: Request, run: RunName, name: Literal["adapter", "metrics
     "/report", responses={**documented(404, 422), 200: {"content": {"text/html": {}}}}, response_class=Response
 )
 async def report(request: Request, run: Annotated[list[Listed], Query(min_length=1, max_length=MOST_RUNS)]) -> Response:
-    """Download the report of runs, as `flowcredit report` writes it; the server draws one report at a time."""
+    """Download the report of 1 to 12 runs, as `flowcredit report` writes it; the server draws one report at a time."""
     from deploy.report.page import report_of
     from deploy.report.runs import read_runs
 
