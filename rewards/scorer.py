@@ -41,7 +41,8 @@ class Scorer(Protocol):
     A plain function is a scorer too: `rewards.function`.
 
     A static method `ready(**args)` is optional: with the constructor's arguments it raises ScorerError before a run if
-    weights or a server are missing, and loads nothing.
+    weights or a server are missing, and loads nothing. It runs in the run's process, but with a given cluster or a
+    `runtime_env` on a node of the reward's actors.
 
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
     and a run's result must not depend on how they do it. A scorer whose attribute `sees` is "group" gets all finished
@@ -49,6 +50,7 @@ class Scorer(Protocol):
 
     A scorer whose `score` has a parameter `conditions` gets the condition images too: for each image a list of uint8
     [H, W, 3], read-only. If the parameter has no default, a prompt without condition images is refused before a run.
+    A reward actor reads each file once a call, by path and sha256; an image whose file cannot be read has no score.
 
     Arguments of the built-in scorers mean the same in all of them: `device` is a torch device, by default the GPU if
     there is one; `batch` is the number of images of one forward; `parallel` bounds the requests in progress;

@@ -26,6 +26,9 @@ class WinRate:
 
     A comparison without an answer counts for neither image. An image has no score if none of its comparisons has an
     answer.
+
+    Worked number: of four images 30 beats all, 10 loses to all, and the two others tie: 1, 0, ½, ½. If all comparisons
+    with 10 fail, it has no score, and the others have 1, ¼, ¼.
     """
 
     name = "win_rate"
@@ -40,8 +43,9 @@ class WinRate:
 
         Args:
             compare: its class, `package.module:Class`.
-            both_orders: compare each pair in both orders and take the mean share; a judge that always prefers the first
-                image then gives a tie. If one order has no answer, the pair has none.
+            both_orders: compare each pair in both orders, N (N - 1) comparisons of N images, and take the mean share; a
+                judge that always prefers the first image then gives a tie. If one order has no answer, the pair has
+                none.
             parallel: comparisons in progress at one time; above 1 the class must allow calls from several threads.
         """
         self._judge = build_from_path(compare, args=settings or {})

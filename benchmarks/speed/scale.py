@@ -4,8 +4,8 @@
     python -m benchmarks.speed.scale --sweep
 
 Every shard, score and micro-batch takes a stated time with jitter; trajectories, images and adapter have their real
-size. A shard has 24 trajectories of 10 steps and 264 images of 64 x 64. The pace is compared with the ideal of the
-slowest side. Many simulated actors share one process (`--seats`), so that a small machine can hold them.
+size. A shard has 24 trajectories of 10 steps and 264 images of 64 x 64, 4.3 MB in all. The pace is compared with the
+ideal of the slowest side. Many simulated actors share one process (`--seats`), so that a small machine can hold them.
 
 `--sweep` changes one side at a time, 1 to 128 rollout actors, 1 to 16 reward actors and 1 to 16 learner workers, and
 says from which number on more of them add less than 5 %. On a busy machine the simulated times themselves slip; the

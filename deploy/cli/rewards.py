@@ -11,7 +11,10 @@ from protocol.errors import ConfigError
 
 
 def scorers(is_json: IsJson = False) -> None:
-    """List the built-in scorers, their import paths and what to install."""
+    """List the built-in scorers, their import paths and what to install.
+
+    `python -m pydoc rewards.ocr.scorer.Ocr` explains one: formula, weights and arguments.
+    """
     from rewards.scorer import SCORERS
 
     def line(row: dict[str, Any]) -> str:
@@ -42,7 +45,12 @@ def serve_rewards(
     ] = 300.0,
     max_waiting: Annotated[int, typer.Option(help="Images that may wait for one scorer.", min=1)] = 1024,
 ) -> None:
-    """Serve scorers over HTTP for reward actors on other machines (`rewards.NAME.scorer: remote`)."""
+    """Serve scorers over HTTP for reward actors on other machines (`rewards.NAME.scorer: remote`).
+
+    Each scorer has a process of its own and takes one request at a time. An image has at most 4096 x 4096 pixels (a
+    larger one is not decoded and has no score), a request 1,024 images and 64 MiB. A server with too much to do answers
+    503, and the client tries again.
+    """
     from deploy.api.auth import Access, read_token
     from deploy.api.rewards import make_app
     from deploy.api.scorer_process import ScorerProcess

@@ -43,10 +43,13 @@ class RewardConfig(Section):
     args: Plain = Field(default_factory=dict)
     """Keyword arguments of the scorer's constructor."""
     use: Literal["train", "evaluate"] = "train"
-    """`train`: its score is part of the reward; `evaluate`: it scores held-out images only and never trains."""
+    """`train`: its score is part of the reward, or only shown with weight 0; `evaluate`: it scores held-out images only
+    and never trains."""
     sees: Literal["image", "group"] = "image"
     """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, or, with
-    `use: evaluate`, the held-out images of one prompt, which it compares. It must match what the scorer declares."""
+    `use: evaluate`, the held-out images of one prompt, which it compares. It must match what the scorer declares. With
+    `group` and `use: train` only finished images may be scored (`credit.rule` uniform or tree), and evaluations skip
+    the scorer."""
     actors: Positive = 1
     """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64
@@ -63,9 +66,10 @@ class RewardConfig(Section):
     tries: Positive = 3
     """Number of tries per image before `on_failure` decides, at least 1; each try uses another actor if possible."""
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
-    """What happens to an image without a score after all tries. `missing` masks the gains that need its score,
-    `drop_group` drops the scores of its whole group, `pause` waits until the scorer works again, `fail` ends the
-    run."""
+    """What happens to an image without a score after all tries. `missing` masks the two gains that need its score and
+    keeps them out of statistics; `drop_group` drops the scores of its whole group; `pause` waits until the scorer works
+    again and then goes on by itself, but an image that fails while others succeed is missing; `fail` ends the run with
+    the reason."""
     cpus: float | None = Field(default=None, ge=0.0)
     """CPUs that Ray reserves for one actor; null takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)

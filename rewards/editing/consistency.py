@@ -63,6 +63,8 @@ class MaskedPsnr:
     image is resized to the other. The component `psnr` is in dB. Metadata: `mask`, what the edit may change,
     `{"size": [rows, columns], "runs": [start, length, …]}` over the pixels row by row, PIE-Bench's form; it may have
     fewer pixels than the image. `mask_runs` writes one.
+
+    Worked number: one channel that changes by 51 of 255 in one of 4 x 6 pixels makes 32.55 dB.
     """
 
     name = "masked_psnr"

@@ -22,7 +22,7 @@ SHARES = {"1": 1.0, "2": 0.0, "tie": 0.5}
 
 
 class VlmPairs:
-    """Asks which of two images is better, at temperature 0."""
+    """Asks at temperature 0 which of two images is better; an answer needs one line `Better Image: 1`, `2` or `tie`."""
 
     ready = staticmethod(require_server)
 

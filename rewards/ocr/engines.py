@@ -16,7 +16,8 @@ LINE_HEIGHT = 48
 class RapidOcr:
     """RapidOCR on onnxruntime. Its PP-OCR models are part of the package, so nothing is downloaded.
 
-    Upside-down lines are not rotated, as in the sources of the reward.
+    Upside-down lines are not rotated, as in the sources of the reward. An image with a side above 960 pixels is scaled
+    down.
     """
 
     def __init__(self, *, threads: int = 1, line_width: int = 320) -> None:
@@ -67,7 +68,7 @@ class RapidOcr:
 
 
 class PaddleOcr:
-    """PaddleOCR 3 with English models, which it downloads at its first use."""
+    """PaddleOCR 3 with English models, which it downloads at its first use; it has not been run."""
 
     def __init__(self, *, threads: int = 1) -> None:
         """Load detection and recognition."""

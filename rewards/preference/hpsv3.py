@@ -35,6 +35,9 @@ TEXTS = ("INSTRUCTION", "prompt_with_special_token")
 class HPSv3:
     """HPSv3: a mean without bounds, about -2 to 12 for the authors' comparison of models.
 
+    It sees the whole image, at about 256 x 28 x 28 pixels. Positions count tokens, also those of the image, as in the
+    authors' code; two dimensions give other scores.
+
     Weights: `HPSv3.safetensors` of `MizzenAI/HPSv3` (17 GB), in the layout of the authors' package, and the config and
     tokenizer of `Qwen/Qwen2-VL-7B-Instruct`. Each image has its own forward, so other images cannot change its score.
     """

@@ -40,6 +40,8 @@ UNUSED = re.compile(r"blip\.(text_encoder\.embeddings\.position_ids|(vision|text
 class ImageReward:
     """ImageReward: mean 0 and standard deviation 1 in its authors' data, most often in [-2, 2], unbounded.
 
+    It sees the middle square of an image, at 224 pixels with the published weights, and 35 tokens of a prompt.
+
     Weights: `ImageReward.pt` of `zai-org/ImageReward` (1.8 GB, Apache-2.0), in the layout of the authors' package, and
     the tokenizer of `google-bert/bert-base-uncased`. All sizes are read from the tensors.
     """

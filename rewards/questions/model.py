@@ -19,7 +19,10 @@ MARK = "{question}"
 
 
 class QuestionModel:
-    """Each question has a forward of its own, so no other question or image changes an answer."""
+    """Each question has a forward of its own, so no other question or image changes an answer.
+
+    In words it answers with the likeliest ones.
+    """
 
     parallel = 1
     """Questions that it answers at one time."""
