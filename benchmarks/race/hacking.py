@@ -29,7 +29,6 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "no KL term": (),
     "KL term for all, 0.04": ("learner.kl.weight=0.04",),
     "KL term for all, 0.4": ("learner.kl.weight=0.4",),
-    "NormGuard, 0.1": ("learner.norm_guard=0.1",),
     "GenEval is half of the reward": ("rewards.redness.weight=0.5", "rewards.geneval.weight=0.5"),
 }
 """Config keys by variant."""

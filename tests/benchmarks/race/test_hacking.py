@@ -17,7 +17,6 @@ def test_a_variant_trains_redness_and_watches_the_other_scores(variant: str) -> 
     is_mixed = variant == "GenEval is half of the reward"
     assert weights == {"redness": 0.5 if is_mixed else 1.0, "geneval": 0.5 if is_mixed else 0.0}
     assert ("KL" in variant and "no" not in variant) == (config.learner.kl.weight > 0)
-    assert ("NormGuard" in variant) == (config.learner.norm_guard > 0)
 
 
 def test_the_report_has_a_row_and_a_curve_for_each_variant(tmp_path: Path) -> None:
