@@ -33,5 +33,5 @@ def test_the_report_has_a_row_and_a_curve_for_each_variant(tmp_path: Path) -> No
     assert list(curves) == list(VARIANTS)
     assert [curve["watched"] for curve in curves.values()] == [[n / 10, n / 10] for n in range(len(VARIANTS))]
     assert all((curve["iteration"], curve["trained"]) == ([0, 5], [0.0, 0.5]) for curve in curves.values())
-    assert "0.500 / 0.400" in result.output
+    assert "0.500 / 0.300" in result.output
     assert out.with_suffix(".png").stat().st_size > 10_000
