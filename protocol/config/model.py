@@ -49,9 +49,11 @@ class ModelConfig(Section):
     """The pretrained model and how it runs."""
 
     path: str
-    """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`."""
+    """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`; a local
+    folder of that name comes first."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes."""
+    """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes. A run
+    keeps the commit, so every actor loads the same files, and resumes only with these. A folder has none: null."""
     dtype: Dtype = "float32"
     """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32."""
     quantize: Literal["int8", "nf4"] | None = None
@@ -59,7 +61,7 @@ class ModelConfig(Section):
     NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. An image that overflows in half
-    precision is decoded again in float32."""
+    precision is decoded again, alone and in float32."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE. It runs in
@@ -75,7 +77,8 @@ class ModelConfig(Section):
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
     height: Positive | None = None
-    """Height of an image in pixels; null takes the size that the model was trained for."""
+    """Height of an image in pixels, a multiple of 16, for Qwen-Image-2.1 of 32; SD3's must fit its position embeddings.
+    null takes the size that the model was trained for."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
