@@ -90,8 +90,8 @@ class ModelConfig(Section):
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens.
     Qwen-Image-Edit cuts no prompt: there it counts in the estimate only."""
     guidance: float = Field(default=1.0, ge=1.0)
-    """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 costs one
-    forward, a higher weight two."""
+    """Classifier-free guidance weight w of the policy, at least 1, for rollout, completion, training, reference and
+    evaluation. 1 costs one forward, a higher weight two."""
     splits_guidance: bool = False
     """Run the two branches of guidance as two forwards where their prompts differ in length. No forward then has a
     mask, which the fastest attention kernels refuse (Qwen-Image); results differ by rounding."""
@@ -117,7 +117,8 @@ class ModelConfig(Section):
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
     """torch.compile backend for the transformer's blocks, such as `inductor`, which compiles in its deterministic mode,
-    so that every actor has the same code. A block that cannot be compiled ends the run. null does not compile them."""
+    so that every actor has the same code. A block that cannot be compiled ends the run. A rollout takes the memory of
+    one block more. null does not compile them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 
