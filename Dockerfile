@@ -3,6 +3,9 @@
 #   docker build -t flowcredit .                                                            # CPU
 #   docker build -t flowcredit:cuda --build-arg TORCH_INDEX=https://pypi.org/simple .       # NVIDIA; the host has the driver
 #
+# Without Docker: buildah bud --isolation chroot --format docker (another format drops the health check), BASE being an image
+# of `debootstrap --variant=minbase bookworm`.
+#
 # Python packages have the versions of constraints.txt, Debian's those of its release.
 ARG BASE=debian:bookworm-20250520-slim
 

@@ -83,7 +83,7 @@ def plain(text: str) -> str:
 
 
 def api() -> str:
-    """Every route of the status API with its parameters and answers."""
+    """Every route of the status API with its parameters and answers, and the fields of the answers."""
     described = make_app(FolderSource(ROOT), Access(host="127.0.0.1", token=None)).openapi()
     lines = [
         "# HTTP API\n",
@@ -99,6 +99,11 @@ def api() -> str:
             lines.append("\n")
             for code, answer in route["responses"].items():
                 lines.append(f"- **{code}**: {plain(answer['description'])}\n")
+    for name, schema in described["components"]["schemas"].items():
+        fields = schema.get("properties", {}).items()
+        about = [f"- `{field}`: {plain(each['description'])}\n" for field, each in fields if "description" in each]
+        if about:
+            lines += [f"\n## {name}\n\n{plain(schema.get('description', ''))}\n\n", *about]
     return "".join(lines)
 
 
@@ -106,8 +111,8 @@ def conditions() -> str:
     """Every type of condition and what it says."""
     lines = [
         "# Conditions\n\nA condition has a type, a status, a reason in one word, a message in one line, and the time of"
-        " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them"
-        " ([Operate runs](../cluster.md#conditions)).\n\n"
+        " its last change. `True` is good. The page, the terminal, `events.jsonl` and the status API show them, as"
+        " they do warnings and errors of the log.\n\n"
     ]
     lines += [f"**`{name}`**\n:   {meaning}\n\n" for name, meaning in CONDITIONS.items()]
     return "".join(lines)

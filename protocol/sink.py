@@ -11,7 +11,8 @@ CONDITIONS = {
     "BoardConnected": "The run reaches its status board. Otherwise (also if the board's memory is full) the page shows"
     " old numbers and training continues. The newest 100 metric lines and all else wait in memory, earlier lines in the"
     " run folder; the run tries again after 2, 4, then every 5 seconds. An embedded board that died is started again,"
-    " and a foreign or damaged value on a board is written again.",
+    " and a foreign or damaged value on a board is written again. An emptied board (`FLUSHALL`) has lost ended runs and"
+    " waiting commands.",
     "BoardLease": "The run's lease on a shared board is held. Otherwise only the run folder's lease protects it.",
     "CheckpointsWritten": "The newest checkpoint is on disk. Otherwise it is written again after the next iteration.",
     "ClusterFits": "At the run's start the cluster had room for all actors, and nodes with their labels. Otherwise some"

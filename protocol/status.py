@@ -74,7 +74,7 @@ class Usage(Document):
     memory_bytes: int | None = None
     """Memory of its process."""
     gpu_memory_bytes: int | None = None
-    """Memory in use on its GPU, by all processes; null without a GPU, or without NVML."""
+    """Memory in use on its GPU, by all processes; null without a GPU, or without NVML (`pip install nvidia-ml-py`)."""
     gpu_share: float | None = None
     """Share of the last second in which its GPU computed; null without a GPU, or without NVML."""
 
@@ -203,7 +203,7 @@ class RunStatus(Document):
     """Iterations done."""
     iterations: int
     eta_s: float | None = None
-    """Seconds to the end at the pace of the newest iterations."""
+    """Seconds to the end: the median time between the ends of the newest 20 iterations, times those that are left."""
     started: float
     """When this session began."""
     updated: float
@@ -243,7 +243,7 @@ class RunStatus(Document):
     lines: int = 0
     """Lines of the metric stream so far."""
     health: str = ""
-    """Set by readers: how the run goes, in one sentence for people who see it for the first time."""
+    """Set by readers: how the run goes, in one sentence from phase, trend, bottleneck and conditions."""
 
     @field_validator("schema_version")
     @classmethod

@@ -118,7 +118,10 @@ def torch_threads() -> None:
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where a test computes: on the CPU, and again on a GPU; there with the kernels that a run takes."""
+    """Where a test computes: on the CPU and, with the marker `gpu`, again on a GPU, with the kernels that a run takes.
+
+    Without a GPU the second one is skipped with the reason.
+    """
     from tests.support.worlds.devices import kernels_of_a_run
 
     with kernels_of_a_run(request.param):

@@ -43,8 +43,8 @@ RUNS = Path("runs/race_2026")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "race_2026.json"
 SECONDS, PARTS = 120.0, 5
 """Training seconds of a cell, and its evaluations: about five times what the first method needs for a goal."""
-OURS = "stepwise_"
-"""Prefix of our own methods; the other ones are rivals."""
+RIVALS = [name for name in KNOBS if not name.startswith("stepwise_")]
+"""Methods that are not ours."""
 PEER = "flow_grpo"
 """Its mean score at the end is the goal of a setting and reward."""
 TUNED = "tuned"
@@ -142,7 +142,8 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
     groups = dict.fromkeys((cell["variant"], cell["tuned"]) for cell in own)
     members = {key: [cell for cell in own if (cell["variant"], cell["tuned"]) == key] for key in groups}
     means = {key: mean_curve(seeds, ("scores", "seconds", "diversity")) for key, seeds in members.items()}
-    rival = max((m["scores"][-1] for (name, _), m in means.items() if not name.startswith(OURS)), default=math.inf)
+    rivals = (mean["scores"][-1] for (name, _), mean in means.items() if name in RIVALS)
+    rival = max(rivals, default=math.inf)
     rows = []
     for (variant, tuned), seeds in members.items():
         mean = means[variant, tuned]
@@ -154,6 +155,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
                 "seconds an iteration": mean["seconds"][-1] / mean["iterations"][-1],
                 "seconds to the goal": arrival(mean["seconds"], mean["scores"], goal),
                 "iterations to it": arrival(mean["iterations"], mean["scores"], goal),
+                "seconds to the best rival's end": arrival(mean["seconds"], mean["scores"], rival),
                 "score after equal seconds": score_at(mean, "seconds", min(cell["seconds"][-1] for cell in own)),
                 "end": mean["scores"][-1],
                 "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),

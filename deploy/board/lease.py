@@ -1,13 +1,15 @@
 """The lease on a shared board: one process at a time may train under a run's name and write its copies.
 
-    flowcredit:run:ID:lease             the holder of the name; lives `TTL_S`, renewed every `renew_s`
+    flowcredit:run:ID:lease             the holder of the name: host, process, a random id; lives `TTL_S`, renewed
+                                        every `renew_s`
     flowcredit:copies:SHA256:lease      the holder of a `checkpoint.url`, if the config has one
     ….:lease:token                      grows by one whenever the lease changes hands
 
 The lease of the run folder (`deploy.folder.lease`) separates processes that share a disk. This one separates processes
 that share a board. If the board does not answer, the run goes on under the folder's lease alone and takes this one when
-the board is back. A process that was silent for longer than `TTL_S` finds another owner or, if that owner has ended, a
-token above its own. Either way it must not write any more.
+the board is back; on a board that has lost it the token counts on from the process's own. A process that was silent for
+longer than `TTL_S` finds another owner or, if that owner has ended, a token above its own. Either way it must not write
+any more.
 """
 
 import hashlib

@@ -25,8 +25,16 @@ def submit(
     address: Address = None,
     run: Annotated[str | None, typer.Option(help="Name of the run, or an absolute path on the head.")] = None,
     fork: Annotated[str | None, typer.Option(help="Run on the head whose adapter a new run starts from.")] = None,
-    working_dir: Annotated[Path, typer.Option(help="Folder that is uploaded with the job.")] = Path(),
-    runtime_env: Annotated[Path | None, typer.Option(help="YAML file of a Ray runtime environment to add to.")] = None,
+    working_dir: Annotated[
+        Path,
+        typer.Option(
+            help="Folder that is uploaded with the job, at most 100 MiB, without runs/, images/, .git, .venv and what"
+            " .gitignore and .rayignore name."
+        ),
+    ] = Path(),
+    runtime_env: Annotated[
+        Path | None, typer.Option(help="YAML file of a Ray runtime environment to add to: pip, image_uri …")
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE, or NAME for this machine's value, in the job's environment; repeatable."),
@@ -34,7 +42,7 @@ def submit(
     identity: Annotated[str | None, typer.Option("--id", help="Submission id; default: Ray makes one.")] = None,
     is_waiting: Annotated[bool, typer.Option("--wait", help="Show the log; end with the run's exit code.")] = False,
 ) -> None:
-    """Submit a `train` to a Ray cluster; the same command again resumes the run."""
+    """Submit a `train` to a Ray cluster, after a check of its config; the same command again resumes the run."""
     from deploy.jobs.follow import follow
     from deploy.jobs.submit import Submission, connect, require_small, submit_run
 

@@ -61,7 +61,8 @@ Proxy = Annotated[
     typer.Option(
         "--proxy",
         callback=_networks,
-        help="Address of a proxy in front of the server: X-Forwarded-For then names its clients; repeatable.",
+        help="Address of a proxy in front of the server: X-Forwarded-For then names its clients, which otherwise share"
+        " the limits of one; repeatable.",
     ),
 ]
 

@@ -20,7 +20,9 @@ def prompts(
         ),
     ] = None,
     count: Annotated[int, typer.Option(min=1, max=10**7, help="geneval: number of lines.")] = 50_000,
-    seed: Annotated[int, typer.Option(min=0, help="geneval: seed of their choice and order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="geneval: seed of their choice and order; the same one gives the same file.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="geneval, FILE.jsonl: the file to write.")] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for fetched sets; default: ~/.cache/flowcredit/prompts.")

@@ -46,7 +46,8 @@ def report(
 ) -> None:
     """Write one HTML file about one or many runs: curves, step rewards, trajectories, before and after, configs.
 
-    Runs that differ only in their seed become one line with a band. The file needs no network.
+    Runs that differ only in their seed become one line with a band. The file needs no network, follows the reader's
+    light or dark scheme, fits a phone and can be printed.
     """
     from deploy.report.page import write_report
 
@@ -62,7 +63,11 @@ def evidence(
         str | None, typer.Option(help="What the run computed on, such as '8 x H100'; default: this machine's GPU.")
     ] = None,
 ) -> None:
-    """Pack config, versions, device, curves, images and scores of a run into a folder to publish."""
+    """Pack what others need to judge a run into a folder to publish.
+
+    It holds config, digests of all inputs, metrics, images, the report and its charts, and in evidence.json versions,
+    our commit, the device, held-out scores, GPU-hours, seconds by part and the sha256 of each file.
+    """
     from deploy.report.evidence import pack_evidence
 
     typer.echo(pack_evidence(found_run(run), out, device=device))
@@ -168,7 +173,7 @@ def evaluate(
 ) -> None:
     """Score held-out prompts with the adapter of a run, with the base model, or with both and paired intervals.
 
-    All rollout and reward actors of the config take part.
+    All rollout and reward actors of the config take part, on the Ray cluster of cluster.address or on a new local one.
     """
     from deploy.run.signals import run_to_end
     from deploy.tools.evaluate import assess, document, make_results_folder, write_results

@@ -117,13 +117,16 @@ def scale(
     and take over some of its lanes between two updates.
 
     A smaller size: actors that wait for a node withdraw first, then others end after their call. The condition
-    PoolSettled/POOL says what is missing until the size is reached.
+    PoolSettled/POOL says what is missing until the size is reached. An actor without room is a demand on the cluster,
+    for which an autoscaler starts a node.
+
+    A run with --local, and rollout and learner with cluster.layout colocated or joint, cannot be scaled.
     """
     _send(run, board, kind="scale", pool=pool, count=count)
 
 
 def pause(run: RunArgument, board: BoardOption = None) -> None:
-    """Pause a run after the iteration in progress; its actors stay.
+    """Pause a run after the iteration in progress; its actors stay and keep their GPUs.
 
     With group.max_lag above 0 the groups in flight are finished.
     """

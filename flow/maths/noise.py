@@ -19,7 +19,10 @@ SHARED = -1
 
 
 def generator(*key: int | str) -> np.random.Generator:
-    """Return the random number generator of this key: Philox with 128 bits of the key's sha256."""
+    """Return the random number generator of this key: Philox with 128 bits of the key's sha256.
+
+    torch's CPU generator would keep 32 bits of a seed.
+    """
     digest = hashlib.sha256("|".join(str(part) for part in key).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 

@@ -6,9 +6,10 @@ lanes w, w + W, w + 2W and so on. So each worker's own lanes form the first leve
 are the leaves of the last log2(W) levels.
 
 These last levels are added in slices: the adapter's tensors form W slices of about equal size, and each worker adds one
-slice, so its work does not grow with W. Workers of one node do so first, then the nodes (`exchanges_of`). Seats c,
-c + F, c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a node sends only the sum of
-its workers.
+slice, so it receives and adds at most two adapters' worth for any W. Workers of one node do so first, then the nodes
+(`exchanges_of`). Seats c, c + F, c + 2F, ... of a node, with F = W / workers of a node, are a branch of the tree, so a
+node sends only the sum of its workers. Where nodes have unequal numbers of workers, fewer of a node add first; if only
+one can, the object store of a node takes up to twice as much.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,9 @@ class RoleConfig(Section):
     """Resources and deadline of one kind of actor."""
 
     threads: Positive = 1
-    """CPU threads of torch in one actor. They can change results by rounding, because they decide the order of sums."""
+    """CPU threads of torch in one actor. They can change results by rounding, because they decide the order of sums.
+    Where other programs keep the cores busy, `cluster.learner.threads=1` is steadier: a learner's threads spin while
+    they wait for each other, and an update takes several times as long."""
     cpus: float = Field(default=1.0, ge=0.0)
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
@@ -30,7 +32,8 @@ class RoleConfig(Section):
     Of bundles only `spread` decides: on different nodes as far as possible, otherwise on few."""
     timeout_s: float = Field(default=600.0, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced. An actor without any other
-    in its pool waits as long for a node, and then counts as failed too."""
+    in its pool waits as long for a node, and then counts as failed too. A run begins when every role has an actor and
+    the others are ready or have waited so long."""
 
     @field_validator("gpus")
     @classmethod
@@ -55,8 +58,9 @@ class ClusterConfig(Section):
     """Where a run computes. Only `threads`, and whether `gpus` is above 0, can change a result, by rounding."""
 
     address: str | None = None
-    """Address of a Ray cluster. Without one, and without RAY_ADDRESS in the environment, the run starts a local
-    cluster, protected by Ray's token, and stops it at the end."""
+    """Address of a Ray cluster, which goes on after the run. Without one, and without RAY_ADDRESS in the environment,
+    the run starts a local cluster, protected by Ray's token, with room for 4 more CPUs than the config asks for, and
+    stops it at the end."""
     rollout_actors: Positive = 2
     """Rollout actors that generate trajectories in parallel, at least 1."""
     max_restarts: int = Field(default=10, ge=0)
@@ -68,12 +72,17 @@ class ClusterConfig(Section):
     """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
     for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
     workers, their `gpus` add up to at most 1, and `group.max_lag` is 0. `joint`: as `colocated`, and the two are one
-    process with one copy of the frozen model; their `gpus` may add up to more, and both sides fail together. What two
-    sides share, a bundle, is reserved with all other bundles, within `cluster.learner.timeout_s`, and ends with the
-    run's Ray job, also after `kill -9`. A run can be resumed in another layout; `--local` ignores it."""
+    process with one copy of the frozen model and an adapter for each side; their `gpus` may add up to more, and both
+    sides fail together. Their calls come one at a time, so `timeout_s` of each must also cover a call of the other.
+    What two sides share, a bundle, is reserved with all other bundles, before the reward actors and within
+    `cluster.learner.timeout_s`, and ends with the run's Ray job, also after `kill -9`. A run can be resumed in another
+    layout; `--local` ignores it."""
     offload: bool = False
-    """With `colocated`: whether the resting side keeps its transformer and VAE in host memory, of which a node holds
-    one copy. This saves GPU memory and costs a copy to the GPU in each turn."""
+    """With `colocated`: whether the resting side keeps its transformer and VAE in host memory; optimizer, loaded text
+    encoders and CUDA's own memory stay. A side copies its adapter to rest, and everything back to wake. All bundles of
+    a node share one copy of the frozen weights, a memory file that needs no disk and no /dev/shm; a process takes it
+    after comparing every bit with its own. Where the system refuses memory files, the log says so, and each resting
+    side has its own copy."""
     heartbeat_s: float = Field(default=60.0, gt=0.0)
     """Seconds within which a busy actor must send a heartbeat; otherwise it is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)

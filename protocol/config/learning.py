@@ -169,8 +169,8 @@ class LearnerConfig(Section):
     gradients of an equal part of the iteration's groups."""
     lanes: Positive = 8
     """Lanes L of an optimizer step, a power of two. Shard s of the step adds its gradient to lane s mod L, and the
-    lanes are added in a fixed tree. So results depend on L and not on `cluster.learner.workers`, which divides L. A
-    lane takes the memory of an adapter in float32; the workers share them."""
+    lanes are added in a fixed tree. So results depend on L and not on `cluster.learner.workers`, which divides L: take
+    the most workers that you may want. A lane takes the memory of an adapter in float32; the workers share them."""
     epochs: Positive = 1
     """Passes over the groups of one iteration, at least 1."""
     step_fraction: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -55,8 +55,8 @@ class RewardConfig(Section):
     batch_delay_s: float = Field(default=0.0, ge=0.0)
     """Seconds that an idle actor waits for a full batch; 0 takes the waiting images at once."""
     queue: Positive = 4096
-    """Maximum number of images that wait for this scorer, at least 1. Images that rollout actors are making do not
-    count. At this number no further shard is requested."""
+    """Maximum number of images that wait for this scorer, at least 1. Two shards for each rollout actor do not count.
+    At this number no further shard is requested, so take at least the images of one shard times the rollout actors."""
     timeout_s: float | None = Field(default=None, gt=0.0)
     """Seconds that one call may take; then it counts as failed and the actor is replaced. null takes
     `cluster.reward.timeout_s`, which also bounds the time to load a scorer."""

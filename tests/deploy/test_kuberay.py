@@ -1,4 +1,8 @@
-"""The manifests in `deploy/kuberay/`: valid for KubeRay and Kubernetes, fit for the roles of a run, safe by default."""
+"""The manifests in `deploy/kuberay/`: valid for KubeRay and Kubernetes, fit for the roles of a run, safe by default.
+
+Each overlay is rendered, as `kubectl kustomize` does (compared with it where it is installed; equal to kustomize 5.5),
+and each field is checked against the schemas of Kubernetes and KubeRay.
+"""
 
 import re
 import shlex
