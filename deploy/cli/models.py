@@ -42,7 +42,8 @@ def generate(
 ) -> None:
     """Generate images of a prompt, or of a file of prompts, with the adapter of a run.
 
-    Nothing is overwritten: new images get new numbers. Each PNG holds its prompt, seed and adapter as text.
+    Nothing is overwritten: new images get new numbers. Each PNG holds its prompt, seed, steps, adapter and share as
+    text.
     """
     from deploy.tools.generate import generate_images, read_texts
     from protocol.messages import Prompt
@@ -98,7 +99,8 @@ def export(
     """Merge the adapter of a run into its model and write a full folder in diffusers' format; or write the LoRA alone.
 
     The LoRA's file has its scale inside: programs that do not read alpha, such as ComfyUI, apply it at full strength.
-    A folder and an upload get a model card.
+    A folder and an upload get a model card: base model, rewards, method, the held-out score before and after with its
+    paired interval, images from the same noise, and how to load it.
     """
     from deploy.tools.card import push, write_card
     from deploy.tools.export import LORA_SUFFIX, export_lora, export_model

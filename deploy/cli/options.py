@@ -32,7 +32,8 @@ AdapterShare = Annotated[
     typer.Option(
         metavar="S",
         help="Share of the steps, above 0 and up to 1, that the adapter takes, from the first: the nearest whole"
-        " number, a half upwards, at least one; the base model takes the others.",
+        " number, a half upwards, at least one; the base model takes the others. PNGs, evaluation.json and"
+        " --json hold it.",
     ),
 ]
 IsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -46,7 +46,10 @@ def index_folder(repo: str, revision: str | None) -> Path:
 
 
 def model_folder(repo: str, revision: str | None, parts: Sequence[str]) -> Path:
-    """Return the folder of a repository with its config files, tokenizers, and the weights of these parts."""
+    """Return the folder of a repository with its config files, tokenizers, and the weights of these parts.
+
+    Of weights in several formats one is downloaded, `*.fp16.safetensors` if a part has nothing else.
+    """
     from huggingface_hub import snapshot_download
 
     wanted = [*CONFIGS, *(f"{part}/*" for part in parts)]

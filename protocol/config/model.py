@@ -49,17 +49,21 @@ class ModelConfig(Section):
     """The pretrained model and how it runs."""
 
     path: str
-    """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`."""
+    """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`; a local
+    folder of that name comes first."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes."""
+    """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes. A run
+    keeps the commit, so every actor loads the same files, and resumes only with these. A folder has none: null."""
     dtype: Dtype = "float32"
-    """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32."""
+    """Dtype of the transformer's weights and activations and of the text encoders; the LoRA is float32. float16 scales
+    the loss of each pair by 65,536 (`torch.amp.GradScaler`). An overflow skips that optimizer step and halves the
+    scale, which is part of a checkpoint; 100 steps without one double it."""
     quantize: Literal["int8", "nf4"] | None = None
     """How the frozen transformer keeps its linear layers: `int8` in 8 bits per weight, `nf4` in 4 (QLoRA's
     NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. An image that overflows in half
-    precision is decoded again in float32."""
+    precision is decoded again, alone and in float32."""
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE. It runs in
@@ -75,7 +79,8 @@ class ModelConfig(Section):
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
     height: Positive | None = None
-    """Height of an image in pixels; null takes the size that the model was trained for."""
+    """Height of an image in pixels, a multiple of 16, for Qwen-Image-2.1 of 32; SD3's must fit its position embeddings.
+    null takes the size that the model was trained for."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
@@ -85,8 +90,8 @@ class ModelConfig(Section):
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens.
     Qwen-Image-Edit cuts no prompt: there it counts in the estimate only."""
     guidance: float = Field(default=1.0, ge=1.0)
-    """Classifier-free guidance weight w of the policy, at least 1, for rollout, training and evaluation. 1 costs one
-    forward, a higher weight two."""
+    """Classifier-free guidance weight w of the policy, at least 1, for rollout, completion, training, reference and
+    evaluation. 1 costs one forward, a higher weight two."""
     splits_guidance: bool = False
     """Run the two branches of guidance as two forwards where their prompts differ in length. No forward then has a
     mask, which the fastest attention kernels refuse (Qwen-Image); results differ by rounding."""
@@ -94,8 +99,9 @@ class ModelConfig(Section):
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
     """Folder for prompt embeddings, shared by all machines. With it the text encoders are loaded once, before the run,
-    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. null: the actors hold the
-    text encoders."""
+    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. A prompt takes 1.7 MB
+    in half precision for SD3.5 with 128 T5 tokens, 4.2 MB for FLUX with 512. null: the actors hold the text
+    encoders."""
     forward_batch: Positive | None = None
     """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
     number (but see `learner.batch`), so the ratio stays exactly 1; the learner's backward goes piece by piece."""
@@ -111,7 +117,8 @@ class ModelConfig(Section):
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
     """torch.compile backend for the transformer's blocks, such as `inductor`, which compiles in its deterministic mode,
-    so that every actor has the same code. A block that cannot be compiled ends the run. null does not compile them."""
+    so that every actor has the same code. A block that cannot be compiled ends the run. A rollout takes the memory of
+    one block more. null does not compile them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 

@@ -1,7 +1,8 @@
 """The gradient of half precision against that of float32 with the same weights, at a preset's number of pairs.
 
 The adapter of SD3.5's shape: qk-norm, and dual attention in the first blocks. All weights are numbers of bfloat16, so
-they are the same in every dtype.
+they are the same in every dtype. float16 is off by 0.2 to 0.3 %, by up to 53 % if the loss is divided by the pairs
+before the backward; bfloat16 by 1.5 to 1.7 %.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ def test_the_gradient_of_half_precision_is_that_of_float32_at_full_width(
 ) -> None:
     """Two blocks of SD3.5-Medium's width, 1,536, and its tokens: 1,024 of the image, 205 of the prompt.
 
-    It takes eight minutes.
+    It takes eight minutes. float16 is off by 0.2 %, bfloat16 by 1.4 %.
     """
     require_equal_gradients(tiny_config, written(tmp_path, heads=24, blocks=2), monkeypatch, text_tokens=205)
 
