@@ -83,10 +83,11 @@ VARIANTS: Mapping[str, Variant] = {
     **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
     "awm, decay": Variant("awm", ("learner.decay={iterations: 35, to: 5e-4}",)),
     "dgpo, decay": Variant("dgpo", ("learner.decay={iterations: 15, to: 5e-4}",)),
-    "stepwise_tree, 8 groups, noise 0.7": Variant(  # as toy_ocr
-        "stepwise_tree", ("group.per_iteration=8", "sampling.noise_level=0.7")
+    "stepwise_tree, noise 0.7": Variant("stepwise_tree", ("sampling.noise_level=0.7",)),  # as toy_ocr
+    "stepwise_tree, noise 0.7, lr=0.003, decay": Variant(
+        "stepwise_tree",
+        ("sampling.noise_level=0.7", "learner.learning_rate=3e-3", "learner.decay={iterations: 30, to: 5e-4}"),
     ),
-    "awm, 8 groups": Variant("awm", ("group.per_iteration=8",)),
     "awm, groups of 36, decay": Variant("awm", ("group.size=36", "learner.decay={iterations: 25, to: 5e-4}")),
     "dgpo, groups of 36, decay": Variant("dgpo", ("group.size=36", "learner.decay={iterations: 10, to: 5e-4}")),
     "stepwise_tree, groups of 32": Variant("stepwise_tree", ("group.size=32",)),
