@@ -99,9 +99,10 @@ class ModelConfig(Section):
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
     """Folder for prompt embeddings, shared by all machines. With it the text encoders are loaded once, before the run,
-    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. A prompt takes 1.7 MB
-    in half precision for SD3.5 with 128 T5 tokens, 4.2 MB for FLUX with 512. null: the actors hold the text
-    encoders."""
+    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. A file's name is a hash
+    of all that its embedding depends on, such as text, encoders and dtype, so models and runs may share the folder. A
+    prompt takes 1.7 MB in half precision for SD3.5 with 128 T5 tokens, 4.2 MB for FLUX with 512. null: the actors hold
+    the text encoders."""
     forward_batch: Positive | None = None
     """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
     number (but see `learner.batch`), so the ratio stays exactly 1; the learner's backward goes piece by piece."""
