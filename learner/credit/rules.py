@@ -31,7 +31,7 @@ class Earned:
     step_rewards: Float[Tensor, "G N T"]
     """NaN where it is not known."""
     slopes: Float[Tensor, " T"] | None = None
-    """Slope of the final rewards on each point's rewards; None unless values are calibrated."""
+    """Slope of the final rewards on each point's rewards, for `tree` its b_k; None unless values are calibrated."""
     values: Float[Tensor, "G N P"] | None = None
     """Calibrated value of each point, NaN where its reward is; None unless the rule takes these."""
 
