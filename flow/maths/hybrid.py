@@ -1,4 +1,5 @@
-"""Hybrid generation: the trained adapter takes the first steps, the base model the others.
+"""Hybrid generation: the trained adapter takes the first steps, the base model the others, with the same guidance,
+schedule and noise.
 
 MixGRPO (arXiv 2507.21802) generates in this way against reward hacking, and calls the trained model's share p_mix. Its
 released script sets the number of steps itself, 30 of 50.

@@ -67,14 +67,15 @@ class ModelConfig(Section):
     tiny_decoder: str | None = None
     """Folder, `pkg://package/folder` or hub id of an AutoencoderTiny that decodes the images of completed points, such
     as `madebyollin/taesd3`; null uses the VAE. Finished images and evaluations always use the VAE. It runs in
-    `vae_dtype` and scales latents by its own `scaling_factor` and `shift_factor`."""
+    `vae_dtype` and scales latents by its own `scaling_factor` and `shift_factor` (1 and 0 in taesd3 and taef1)."""
     tiny_decoder_revision: str | None = None
     """Branch, tag or commit of a hub id in `tiny_decoder`; only a commit guarantees that it never changes. A run keeps
     the commit."""
     attention: Literal["native", "_native_efficient", "_native_math", "cudnn", "flash3"] = "native"
     """Attention kernel, for both rollout and learner: torch's own choice or one of its kernels, by their names in
-    diffusers' dispatcher; in half precision on a GPU also torch's cuDNN with FlashAttention's backward, or
-    FlashAttention-3. The dispatcher's others are no choice, since their gradients differ from run to run."""
+    diffusers' dispatcher (`_native_efficient` on a GPU only); in half precision on a GPU also torch's cuDNN with
+    FlashAttention's backward, or FlashAttention-3. The dispatcher's others are no choice, since their gradients differ
+    from run to run."""
     norms: Literal["torch", "triton"] = "torch"
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
