@@ -2,7 +2,8 @@
 
 It trains the same parts as the shape world's recipe (`autoencoder`, `transformer` and the tokenizer, which splits a
 word of capitals into letters) on signs instead of scenes. Each stage writes a checkpoint every minute; after a kill,
-the same command continues and ends with the same weights.
+the same command continues and ends with the same weights. On two cores a step of the autoencoder takes 0.38 s, one of
+the transformer 0.47 to 0.56.
 """
 
 import re
