@@ -16,7 +16,10 @@ MAX_SEQUENCE_LENGTH = 1
 
 
 def config_of(tokenizer: CLIPTokenizer) -> CLIPTextConfig:
-    """Return the sizes of a text encoder with two layers of width 64 for the tokenizer's vocabulary."""
+    """Return the sizes of a text encoder of width 64 for the tokenizer's vocabulary.
+
+    It has two layers, because the pipeline reads the second last hidden state, which is the first layer's.
+    """
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,

@@ -41,7 +41,11 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Folder to write each chart to as PNG too.")] = None,
     peak_tflops: Annotated[
         float | None,
-        typer.Option(help="Peak TFLOP/s of one GPU; adds the share that was reached (mfu).", min=0.001, max=1e9),
+        typer.Option(
+            help="Peak TFLOP/s of one GPU, 989 for an H100 in bfloat16; adds the share that was reached (mfu).",
+            min=0.001,
+            max=1e9,
+        ),
     ] = None,
 ) -> None:
     """Write one HTML file about one or many runs: curves, step rewards, trajectories, before and after, configs.

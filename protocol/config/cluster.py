@@ -64,7 +64,8 @@ class ClusterConfig(Section):
     rollout_actors: Positive = 2
     """Rollout actors that generate trajectories in parallel, at least 1."""
     max_restarts: int = Field(default=10, ge=0)
-    """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run."""
+    """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run.
+    After one more in a reward pool its scores are missing instead, and `rewards.*.on_failure` decides."""
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`; an older one counts until an actor has
     succeeded."""

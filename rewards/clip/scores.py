@@ -101,6 +101,9 @@ class Diversity(ClipScorer):
 
     Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For the held-out images of a prompt, with
     `use: evaluate`.
+
+    Worked number: images with the features (1, 0) and (0, 1) have 1 each, those of a prompt with (1, 0) twice 0; the
+    mean over both prompts is ½.
     """
 
     name = "diversity"

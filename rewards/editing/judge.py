@@ -54,7 +54,7 @@ class EditJudge:
 
         semantics = min(follows, keeps)        quality = min(natural, faultless)        value = sqrt(semantics quality)
 
-    The judge sees the condition images and the edited one for the first two numbers, the edited one alone for the
+    The judge sees the raw condition images and the edited one for the first two numbers, the edited one alone for the
     others. The edited image is resized to the first condition image, as in the release.
 
     Worked numbers: answers [8, 5] and [9, 6] make semantics 5, quality 6 and the value 5.477.

@@ -26,7 +26,8 @@ MOST_ITEMS = 1024
 REQUEST_PIXELS = 256 * 1024 * 1024
 """Largest number of pixels of a request's images together, as many as `MOST_ITEMS` images of 512 x 512 have."""
 MOST_VALUES = 128 * MOST_ITEMS
-"""Largest number of values of one message, nested ones included: no other thread runs while a parser makes them."""
+"""Largest number of values of one message, nested ones included: no other thread runs while a parser makes them. In
+JSON, commas in texts count too."""
 MOST_CONDITIONS = 16
 """Largest number of condition images of one image."""
 MOST_TOGETHER = 8 * MOST_ITEMS
