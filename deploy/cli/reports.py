@@ -70,7 +70,7 @@ def evidence(
     """Pack what others need to judge a run into a folder to publish.
 
     It holds config, digests of all inputs, metrics, images, the report and its charts, and in evidence.json versions,
-    our commit, the device, held-out scores, GPU-hours, seconds by part and the sha256 of each file.
+    the commit, the device, held-out scores, GPU-hours, seconds by part and the sha256 of each file.
     """
     from deploy.report.evidence import pack_evidence
 
