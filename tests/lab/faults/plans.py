@@ -18,6 +18,16 @@ SLEEP_S = 12.0
 """A stopped driver sleeps for longer than two heartbeats of its actors."""
 
 
+def _harm(kind: str, number: signal.Signals) -> Fault:
+    def fault(nodes: TwoNodes, driver: Driver) -> None:
+        begin = len(driver.said)
+        nodes.harm(kind, number)
+        if kind == "learner":  # iterations take 0.1 s: the next fault, such as a killed driver, would hide this one
+            driver.wait_for(lambda line: line.startswith("learner worker ") and " failed: " in line, begin=begin)
+
+    return fault
+
+
 def _stop_driver(_: TwoNodes, driver: Driver) -> None:
     driver.process.send_signal(signal.SIGSTOP)
     time.sleep(SLEEP_S)
@@ -36,8 +46,8 @@ def _full_disk(_: TwoNodes, driver: Driver) -> None:
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
     {
-        **{f"kill {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGKILL) for kind in KINDS},
-        **{f"stop {kind}": lambda nodes, _, kind=kind: nodes.harm(kind, signal.SIGSTOP) for kind in KINDS},
+        **{f"kill {kind}": _harm(kind, signal.SIGKILL) for kind in KINDS},
+        **{f"stop {kind}": _harm(kind, signal.SIGSTOP) for kind in KINDS},
         "kill raylet": lambda nodes, _: nodes.harm_worker_raylet(signal.SIGKILL),
         "kill board": lambda _, driver: harm_board(driver, signal.SIGKILL),
         "stop board": lambda _, driver: harm_board(driver, signal.SIGSTOP),
