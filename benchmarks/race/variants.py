@@ -30,7 +30,7 @@ REWARDS: Mapping[str, tuple[str, ...]] = {
         "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}",
         "evaluation.component=reward",
     ),
-    # The preset `toy_ocr`.
+    # The task of the preset `toy_ocr`.
     "ocr": (
         "model.path=pkg://toyworld/sign_model",
         "data.train=pkg://toyworld/prompts/signs_train.jsonl",
@@ -83,7 +83,7 @@ VARIANTS: Mapping[str, Variant] = {
     **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
     "awm, decay": Variant("awm", ("learner.decay={iterations: 35, to: 5e-4}",)),
     "dgpo, decay": Variant("dgpo", ("learner.decay={iterations: 15, to: 5e-4}",)),
-    "stepwise_tree, noise 0.7": Variant("stepwise_tree", ("sampling.noise_level=0.7",)),  # as toy_ocr
+    "stepwise_tree, noise 0.7": Variant("stepwise_tree", ("sampling.noise_level=0.7",)),
     "stepwise_tree, noise 0.7, lr=0.003, decay": Variant(
         "stepwise_tree",
         ("sampling.noise_level=0.7", "learner.learning_rate=3e-3", "learner.decay={iterations: 30, to: 5e-4}"),
