@@ -115,8 +115,8 @@ class SamplingConfig(Section):
     window: WindowConfig = WindowConfig()
     """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
-    """All members of a group start from the same initial noise, so they have one first point, which is completed and scored
-    once (with window `branch` once for each shard)."""
+    """All members of a group start from the same initial noise. So they have one first point; a rule that needs points
+    has it completed and scored once (with window `branch` once for each shard)."""
     splits: tuple[Share, ...] = ()
     """Stochastic steps at which each branch splits into two, as shares of a shard's stochastic steps in [0, 1),
     ascending, rounded up; before them the members of a branch, neighbours by index, share state and noise, by the key
