@@ -2,6 +2,11 @@
 
     python -m benchmarks.fidelity.gradient_signal toy_geneval group.size=24 --groups 400
 
+and, for redness in place of GenEval,
+
+    python -m benchmarks.fidelity.gradient_signal toy_geneval group.size=24 --groups 100 \
+        "rewards={geneval: null, redness: {scorer: 'benchmarks.scorers:Redness'}}" evaluation.component=reward
+
 If a rule is linear in the points' rewards (uniform, gains, calibrated values, any lambda), its gradient is a sum of a
 few parts v[k, j] = mean over the members of (lead over the group at point j) * gradient of step k's log_prob. These
 parts are computed once for each group and kept as count sketches, which preserve inner products. Any rule's gradient is

@@ -139,7 +139,7 @@ def gae(rewards: Float[Tensor, "M P"], *, decay: float) -> Float[Tensor, "M S"]:
 
     With V(x_k) = r_k and no discount the temporal difference is the gain itself. decay 0 gives `gains`; decay 1 gives
     the sum of all gains from k on, r_S - r_k, and needs these two rewards only. A decay between needs every reward from
-    k on. The decay of Stepwise-Flow-GRPO's variant is not public.
+    k on. Stepwise-Flow-GRPO names GAE, but gives no decay.
 
     Args:
         rewards: rewards of M trajectories at P points.

@@ -115,16 +115,19 @@ class SamplingConfig(Section):
     window: WindowConfig = WindowConfig()
     """Which eligible steps are stochastic and trained."""
     shared_noise: bool = True
-    """All members of a group start from the same initial noise."""
+    """All members of a group start from the same initial noise. So they have one first point; a rule that needs points
+    has it completed and scored once (with window `branch` once for each shard)."""
     splits: tuple[Share, ...] = ()
     """Stochastic steps at which each branch splits into two, as shares of a shard's stochastic steps in [0, 1),
     ascending, rounded up; before them the members of a branch, neighbours by index, share state and noise, by the key
-    of the first of them (BranchGRPO). Empty: every member has its own noise from the first stochastic step on."""
+    of the first of them (BranchGRPO). After the last split each member is alone. Shards of a group share only the first
+    noise. Empty: every member has its own noise from the first stochastic step on."""
 
     granularities: tuple[Positive, ...] = (1,)
     """How each trajectory ends after its last stochastic step, ascending from 1. 1: along the schedule. g: once more,
     by an ODE over the schedule's next step and then over every g-th one, and at the end one step to sigma 0, however
-    long. Every end is an image, and the advantages of all ends are added (Granular-GRPO)."""
+    long. Every end is an image, and the advantages of all ends are added (Granular-GRPO). A further end costs 1/g of
+    the rest of the trajectory and a scored image. A member without a score of one of its ends has no advantage."""
     tail: IntegrationConfig = IntegrationConfig(rule="schedule", solver="euler")
     """How a trajectory continues after its last stochastic step, where it has no noise; with kernel `ode` this is the
     whole trajectory. By default it takes the Euler steps of its schedule. Fewer substeps of second order cost less;
