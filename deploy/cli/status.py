@@ -139,7 +139,7 @@ def scale(
 def pause(run: RunArgument, board: BoardOption = None) -> None:
     """Pause a run after the iteration in progress; its actors stay and keep their GPUs.
 
-    With group.max_lag above 0 the groups in flight are finished. After a crash the run is still paused, after a stop, a
+    With group.max_lag above 0 the groups in flight are finished. After a crash the run is still paused; after a stop, a
     failure or the end it starts unpaused.
     """
     _send(run, board, kind="pause")
