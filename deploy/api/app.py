@@ -213,7 +213,10 @@ async def stream_slot(request: Request, run: RunName) -> AsyncIterator[None]:
 async def events(
     request: Request, run: RunName, position: Annotated[Position, Query()]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream `status` when it changes, `metrics` lines after `since` and `event`s after `since_event`."""
+    """Stream `status` when it changes, `metrics` lines after `since` and `event`s after `since_event`.
+
+    A board has a run's newest 1,000 events, the folder of an ended run 200.
+    """
     async for event in event_stream(request.app.state.cache, request.app.state.source, run, position):
         yield event
 

@@ -17,7 +17,10 @@ MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 
 def doctor(
     preset: Annotated[
-        str | None, typer.Argument(help="A preset whose model, prompts and rewards are checked too.")
+        str | None,
+        typer.Argument(
+            help="A preset whose model, prompts and rewards are checked too, and its estimated memory against the GPU."
+        ),
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path, typer.Option(help="Folder that will hold the run folders.")] = Path("runs"),

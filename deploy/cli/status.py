@@ -32,7 +32,11 @@ BoardOption = Annotated[
 
 def serve(
     where: Annotated[
-        str | None, typer.Argument(help="A folder of runs, a run folder, or a board's address; default: runs/.")
+        str | None,
+        typer.Argument(
+            help="A folder of runs, a run folder, or a board's address; default: runs/. A board has no configs, images,"
+            " scores by prompt or reports."
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8400,
@@ -44,7 +48,11 @@ def serve(
         float, typer.Option(hidden=True, help="Seconds to go on after SIGTERM while a page is open.")
     ] = 0.0,
 ) -> None:
-    """Serve the page and the status API of live and ended runs."""
+    """Serve the page and the status API of live and ended runs.
+
+    A browser that shows the page asks no other server, and this one once a second (every 5 s for an ended or silent
+    run), not while the tab is hidden; any number of tabs may be open.
+    """
     from deploy.api.app import make_app
     from deploy.api.auth import TOKEN_VARIABLE, Access, read_token
     from deploy.api.serve import listen, serve_until_interrupted
@@ -118,7 +126,10 @@ def scale(
 
     A smaller size: actors that wait for a node withdraw first, then others end after their call. The condition
     PoolSettled/POOL says what is missing until the size is reached. An actor without room is a demand on the cluster,
-    for which an autoscaler starts a node.
+    for which an autoscaler starts a node; it ends nodes without actors after its idle time.
+
+    After a crash the run keeps desired sizes that were not refused; after a stop, a failure or the end it starts with
+    the config's.
 
     A run with --local, and rollout and learner with cluster.layout colocated or joint, cannot be scaled.
     """
@@ -128,7 +139,8 @@ def scale(
 def pause(run: RunArgument, board: BoardOption = None) -> None:
     """Pause a run after the iteration in progress; its actors stay and keep their GPUs.
 
-    With group.max_lag above 0 the groups in flight are finished.
+    With group.max_lag above 0 the groups in flight are finished. After a crash the run is still paused; after a stop, a
+    failure or the end it starts unpaused.
     """
     _send(run, board, kind="pause")
 

