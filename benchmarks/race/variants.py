@@ -80,6 +80,10 @@ VARIANTS: Mapping[str, Variant] = {
         "stepwise_tree",
         ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
     ),
+    "stepwise_tree, groups of 36, short tail, lr=0.0015, decay": Variant(  # half its rate: more diverse
+        "stepwise_tree",
+        ("group.size=36", *SHORT_TAIL, "learner.learning_rate=1.5e-3", "learner.decay={iterations: 45, to: 5e-4}"),
+    ),
     **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
     "awm, decay": Variant("awm", ("learner.decay={iterations: 35, to: 5e-4}",)),
     "dgpo, decay": Variant("dgpo", ("learner.decay={iterations: 15, to: 5e-4}",)),
