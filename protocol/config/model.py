@@ -61,9 +61,10 @@ class ModelConfig(Section):
     scale, which is part of a checkpoint; 100 steps without one double it."""
     quantize: Literal["int8", "nf4"] | None = None
     """How the frozen transformer keeps its linear layers: `int8` in 8 bits per weight, `nf4` in 4 (QLoRA's
-    NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case. The rounding of a
-    weight depends on its row (`nf4`: on its 64 weights) only, so every actor holds the same bits. Quantising FLUX.1-dev
-    takes three minutes of a core with `int8`, ten with `nf4`."""
+    NormalFloat); diffusers quantises both through torchao while it reads the model. null keeps them in `dtype`. The
+    LoRA is float32 in every case. The rounding of a weight depends on its row (`nf4`: on its 64 weights) only, so every
+    actor and worker holds the same bits. Quantising FLUX.1-dev takes three minutes of a core with `int8`, ten with
+    `nf4`."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. An image that overflows in half
     precision is decoded again, alone and in float32."""
@@ -77,8 +78,9 @@ class ModelConfig(Section):
     attention: Literal["native", "_native_efficient", "_native_math", "cudnn", "flash3"] = "native"
     """Attention kernel, for both rollout and learner: torch's own choice or one of its kernels, by their names in
     diffusers' dispatcher (`_native_efficient` on a GPU only); in half precision on a GPU also torch's cuDNN with
-    FlashAttention's backward, or FlashAttention-3. The dispatcher's others are no choice, since their gradients differ
-    from run to run."""
+    FlashAttention's backward, or FlashAttention-3: each process first repeats a backward of them eight times, and ends
+    if a bit differs or the gradients are not torch's. The dispatcher's others are no choice, since their gradients
+    differ from run to run."""
     norms: Literal["torch", "triton"] = "torch"
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
@@ -89,7 +91,7 @@ class ModelConfig(Section):
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
     """Side in pixels of a square: condition images are resized to its area by the model's own rule, FLUX.2's only if
-    they are larger. The pipelines have 1024."""
+    they are larger. The pipelines have 1024. With `compile` each of their sizes has its own graphs."""
     max_sequence_length: Positive = 128
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens.
     Qwen-Image-Edit cuts no prompt: there it counts in the estimate only."""

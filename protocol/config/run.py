@@ -27,7 +27,8 @@ class DataConfig(Section):
     """The prompts."""
 
     train: str
-    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line."""
+    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line. Each
+    pass takes every prompt once, in an order keyed by seed and pass."""
     heldout: str
     """Prompt file for evaluation, in the same formats; its prompts are never trained on."""
     tags: tuple[str, ...] = ()
