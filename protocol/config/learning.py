@@ -198,8 +198,9 @@ class LearnerConfig(Section):
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
-    """Iterations between probes. A probe replays one shard, which must give the rollout actor's log-probs. With
-    `group.max_lag` only the first iteration has one: later groups come from older adapters. 0 switches probes off."""
+    """Iterations between probes, of which the first iteration has one. A probe replays one shard, which must give the
+    rollout actor's log-probs. With `group.max_lag` no other iteration has one: later groups come from older adapters. 0
+    switches probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
 

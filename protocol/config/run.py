@@ -27,13 +27,15 @@ class DataConfig(Section):
     """The prompts."""
 
     train: str
-    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line."""
+    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line. Each
+    pass takes every prompt once, in an order keyed by seed and pass."""
     heldout: str
     """Prompt file for evaluation, in the same formats; its prompts are never trained on."""
     tags: tuple[str, ...] = ()
     """Keep only prompts whose metadata `tag` is one of these; an empty list keeps all."""
     negative: str = ""
-    """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1."""
+    """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1. For
+    Qwen-Image it is one space, as in its model card."""
 
 
 class EvaluationConfig(Section):
@@ -57,7 +59,8 @@ class EvaluationConfig(Section):
     """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each. The
     score beside it is the mean over all images of the prompt."""
     height: Positive | None = None
-    """Height of an image in pixels; null takes the training's. The schedule follows the size as in training."""
+    """Height of an image in pixels; null takes the training's. Two sizes are not comparable prompt by prompt: the noise
+    is another, and the sigmas of FLUX, FLUX.2 and Qwen-Image follow the size, as in training."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     adapter: Literal["trained", "average"] = "trained"
