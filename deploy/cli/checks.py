@@ -42,7 +42,10 @@ def doctor(
 
 
 def verify(run: RunFolderArgument, is_json: IsJson = False) -> None:
-    """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
+    """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged.
+
+    By the ledger no group is missing or counted twice.
+    """
     from deploy.tools.verify import verify as findings_of
 
     _show(findings_of(run), lambda row: "ok" if row["is_whole"] else "bad", is_json=is_json)

@@ -20,7 +20,7 @@ class LoraConfig(Section):
     """Numerator of the scale alpha / rank of the adapter's output, above 0."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`; at least
-    one."""
+    one. A name that finds no module is an error before the run."""
     start: str | None = None
     """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
     the base model."""

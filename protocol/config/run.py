@@ -89,8 +89,11 @@ class CheckpointConfig(Section):
     keep_hours: float = Field(default=0.0, ge=0.0)
     """Hours for which older checkpoints are kept too; 0 keeps none of them."""
     url: str | None = None
-    """fsspec URL such as s3://bucket/run. Every checkpoint is copied there, and an empty run folder is restored from
-    it."""
+    """fsspec URL such as s3://bucket/run, of a kind whose library is installed. Every checkpoint is copied there, its
+    manifest last. A run that starts in an empty folder with the same URL and config begins at the newest whole copy,
+    with the two older checkpoints of `keep`. The gallery is not copied, so `guards.hacking` then compares with later
+    evaluations only; its message still names the best checkpoint on disk. While the store does not answer, no run
+    begins in an empty folder, so that none starts over by accident."""
 
 
 SCORE_SDES = ("flow_sde", "dance_sde")
