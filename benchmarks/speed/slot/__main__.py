@@ -3,7 +3,7 @@
     python3 -m benchmarks.speed.slot slot.jsonl                    # 420 s at most, without Ray
     python3 -m benchmarks.speed.slot slot.jsonl --ray              # 400 s at most: tests and a run on Ray
     python3 -m benchmarks.speed.slot slot.jsonl compiled flux      # only these parts
-    python3 -m benchmarks.speed.slot tiny.jsonl --device cpu --tiny
+    python3 -m benchmarks.speed.slot tiny.jsonl --device cpu --tiny --slower 10    # a rehearsal without a GPU
 
 Each part runs in a process of its own with a time limit. After each the results file gets a line of JSON: its name,
 seconds, limit, device, torch's version, its figures and, if it did not end well, why. A part that is stopped keeps the
