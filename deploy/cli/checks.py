@@ -26,7 +26,11 @@ def doctor(
     run: Annotated[Path, typer.Option(help="Folder that will hold the run folders.")] = Path("runs"),
     measures: Annotated[
         bool,
-        typer.Option("--measure", help="Measure forwards, gradients and decodings per second of the preset's model."),
+        typer.Option(
+            "--measure",
+            help="Measure forwards, gradients and decodings per second of the preset's model, with random weights, and"
+            " each scorer's time for an image.",
+        ),
     ] = False,
     is_json: IsJson = False,
 ) -> None:

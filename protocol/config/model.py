@@ -29,8 +29,9 @@ class LoraConfig(Section):
     the commit."""
     qkv: Literal["separate", "joined"] = "separate"
     """How the layers of queries, keys and values compute, for both rollout and learner; `joined` takes their matrices A
-    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding, on
-    a CPU by at most 1e-5 in float32 and 2 % in bfloat16 (velocity and gradients,
+    in one product and adds up the gradient of their input in place: by count 1.57 GB of memory traffic instead of 2.47
+    for forward and backward of one attention of SD3.5-Medium with 16 rows. Files are the same; results differ by
+    rounding, on a CPU by at most 1e-5 in float32 and 2 % in bfloat16 (velocity and gradients,
     `tests/flow/adapter/test_joined.py`)."""
 
     @model_validator(mode="after")
