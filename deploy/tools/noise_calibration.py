@@ -55,7 +55,7 @@ def calibrate(
     A level is settled if it has changed its direction `FLIPS` times, has reached a limit, or its step never had a gain.
 
     Args:
-        levels: first levels, one per step; they stay above 0.
+        levels: first levels, one per step; they stay above 0: without noise a step has no gains that judge its level.
         measure: returns the gains at given levels, [trajectories, steps].
         highest: largest level that the kernel accepts.
     """
