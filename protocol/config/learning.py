@@ -196,8 +196,8 @@ class LearnerConfig(Section):
     norm_guard: float = Field(default=0.0, ge=0.0)
     """lambda of NormGuard, at least 0: weight of the penalty on velocities that are longer than the reference's. Length
     is the root mean square over latent elements (ours: the paper's norm and lambda could not be read); 0 switches the
-    term off. Longer velocities are a sign of reward hacking that needs no second scorer: the guard `velocity_norm` warns
-    of them wherever the reference is evaluated."""
+    term off. Longer velocities are a sign of reward hacking that needs no second scorer: the guard `velocity_norm`
+    warns of them wherever the reference is evaluated."""
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
