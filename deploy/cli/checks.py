@@ -19,7 +19,8 @@ def doctor(
     preset: Annotated[
         str | None,
         typer.Argument(
-            help="A preset whose model, prompts and rewards are checked too, and its estimated memory against the GPU."
+            help="A preset whose model, prompts and rewards are checked too, and whether its estimated memory fits this"
+            " machine's GPU."
         ),
     ] = None,
     overrides: Overrides = None,

@@ -38,7 +38,8 @@ class RewardConfig(Section):
 
     scorer: str
     """A built-in name such as `geneval`, a file `folder/mine.py:Class`, or an import path `package.module:Class`.
-    `rewards={…}`, and `rewards:` in a file, add to the rewards of the preset; `rewards.NAME=null` removes one."""
+    `rewards={…}`, and `rewards:` in a file with `base`, add to the rewards of the preset; `rewards.NAME=null` removes
+    one."""
     weight: float = 1.0
     """Reward weight: the factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
     args: Plain = Field(default_factory=dict)

@@ -35,7 +35,7 @@ class DataConfig(Section):
     """Keep only prompts whose metadata `tag` is one of these; an empty list keeps all."""
     negative: str = ""
     """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1. For
-    Qwen-Image it is one space, as in its model card."""
+    Qwen-Image take one space, as its model card and the preset `qwen_image_ocr` do."""
 
 
 class EvaluationConfig(Section):
