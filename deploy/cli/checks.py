@@ -49,7 +49,7 @@ def doctor(
 def verify(run: RunFolderArgument, is_json: IsJson = False) -> None:
     """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged.
 
-    By the ledger no group is missing or counted twice.
+    By the ledger no group may be missing or counted twice.
     """
     from deploy.tools.verify import verify as findings_of
 
