@@ -57,9 +57,9 @@ def compile_decoder(decoder: nn.Module, backend: str, *, device: str) -> None:
 class CompiledBlocks:
     """Compiles the blocks of a transformer at their first call; blocks of one kind share their graphs.
 
-    torch compiles one graph for calls with a gradient and another for calls without, and the two may round differently.
-    So a call without a gradient runs the graph of a call with one. After each block it drops what the graph saved for
-    the backward, so it needs the memory of one block more.
+    torch compiles one graph for calls with a gradient and another for calls without, and the two may round differently,
+    by up to 0.008 in a velocity of a tiny SD3.5 in bfloat16. So a call without a gradient runs the graph of a call with
+    one. After each block it drops what the graph saved for the backward, so it needs the memory of one block more.
 
     When a second shape comes, torch would compile a graph for all shapes, and after a few graphs it would run blocks
     uncompiled. The bits of a batch would then depend on the batches before it. So each shape has its own graph, and a

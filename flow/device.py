@@ -90,7 +90,8 @@ run that an interrupt has ended, and a scorer beside a run, put their choice bac
 def tf32(device: str) -> Iterator[None]:
     """Multiply float32 matrices on a GPU in TF32 (10 bits of mantissa) inside the block; nothing changes on a CPU.
 
-    torch's convolutions do so by default.
+    torch's convolutions do so by default. A transformer in half precision has no product in float32
+    (`tests/flow/models/test_precision.py`), so there it would save nothing.
     """
     if torch.device(device).type != "cuda":
         yield

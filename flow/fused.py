@@ -16,7 +16,12 @@ from torch.nn.functional import rms_norm
 from protocol.config.model import ModelConfig
 from protocol.errors import ModelError
 
-PACKAGES = {"norms=triton": "triton", "attention=flash3": "flash_attn_interface", "attention=cudnn": "torch"}
+PACKAGES = {
+    "norms=triton": "triton",
+    "attention=flash3": "flash_attn_interface",
+    "attention=cudnn": "torch",
+    "attention=_native_efficient": "torch",
+}
 """By key and value of `model`, the package that has the kernel, for GPUs only."""
 MOST_WIDTH = 256
 """Numbers of a row that the Triton kernel takes, sixteen rows in a program."""

@@ -44,6 +44,8 @@ class Scorer(Protocol):
     weights or a server are missing, and loads nothing. It runs in the run's process, but with a given cluster or a
     `runtime_env` on a node of the reward's actors.
 
+    `components = ("strict",)`, a class attribute, names what else it reports, for `evaluation.component`.
+
     An image's score may depend only on the image, its prompt and its metadata. Reward actors join and split requests,
     and a run's result must not depend on how they do it. A scorer whose attribute `sees` is "group" gets all finished
     images of one group in each call and no others, in the order of members, and may compare them.

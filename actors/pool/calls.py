@@ -49,7 +49,8 @@ HEARTBEAT: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
 
 
 class Alive:
-    """Answers pings while another call runs. A stopped process, or one that keeps the GIL, does not answer.
+    """Answers pings, in a thread of their own, while another call runs. A stopped process, or one that keeps the GIL,
+    does not answer.
 
     Actors load in `prepare`, not in their constructor, where Ray would turn a user's mistake into a dead actor.
     """

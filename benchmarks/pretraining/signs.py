@@ -24,8 +24,9 @@ from benchmarks.pretraining.training import Recipe, Stage, Threads, Words
 from toyworld.world.words import draw_signs, words
 
 MISLABELLED_SHARE = 0.6
-"""Share of captions that name a random word, in the last stage of pretraining. The pipeline then generates crisp signs,
-but fewer than half show the word of their prompt, so reinforcement learning has something to learn."""
+"""Share of captions that name a random word, in the last stage of pretraining; in all stages a quarter have one wrong
+letter (`toyworld.world.words.WRONG_SHARE`). The pipeline then generates crisp signs, but fewer than half show the word
+of their prompt, so reinforcement learning has something to learn."""
 
 
 class SignRecipe(Recipe):

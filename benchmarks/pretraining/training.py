@@ -1,8 +1,8 @@
 """Recipes of pretraining, and the loop of every stage: progress, checkpoints, and resuming after a kill.
 
 All randomness of an optimizer step comes from a generator that is seeded with the stage's seed and the step, so an
-interrupted stage ends with the same bits as an uninterrupted one. A checkpoint is written to a partial file and then
-renamed.
+interrupted stage ends with the same bits as an uninterrupted one. A checkpoint is written each minute, to a partial
+file that is then renamed.
 """
 
 import math

@@ -9,7 +9,7 @@ first use. What its resident memory gains from there to its peak is measured: Li
 run has it, and in use, when the C library returns every block of 32 KiB or more as soon as it is free. The prediction
 is that of `train --dry-run`. A rollout actor makes all shards of an iteration and a batch of an evaluation, a reward
 actor scores their images, and a learner worker, alone, takes the whole update. Scores for the learner are random
-numbers.
+numbers. The driver is not measured.
 """
 
 import asyncio

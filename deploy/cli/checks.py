@@ -19,14 +19,19 @@ def doctor(
     preset: Annotated[
         str | None,
         typer.Argument(
-            help="A preset whose model, prompts and rewards are checked too, and its estimated memory against the GPU."
+            help="A preset whose model, prompts and rewards are checked too, and whether its estimated memory fits this"
+            " machine's GPU."
         ),
     ] = None,
     overrides: Overrides = None,
     run: Annotated[Path, typer.Option(help="Folder that will hold the run folders.")] = Path("runs"),
     measures: Annotated[
         bool,
-        typer.Option("--measure", help="Measure forwards, gradients and decodings per second of the preset's model."),
+        typer.Option(
+            "--measure",
+            help="Measure forwards, gradients and decodings per second of the preset's model, with random weights, and"
+            " each scorer's time for an image.",
+        ),
     ] = False,
     is_json: IsJson = False,
 ) -> None:
@@ -42,7 +47,10 @@ def doctor(
 
 
 def verify(run: RunFolderArgument, is_json: IsJson = False) -> None:
-    """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged."""
+    """Check the manifests, metrics and group ledger of a run folder; exit code 1 if something is damaged.
+
+    By the ledger no group may be missing or counted twice.
+    """
     from deploy.tools.verify import verify as findings_of
 
     _show(findings_of(run), lambda row: "ok" if row["is_whole"] else "bad", is_json=is_json)

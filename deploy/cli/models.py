@@ -100,7 +100,8 @@ def export(
 
     The LoRA's file has its scale inside: programs that do not read alpha, such as ComfyUI, apply it at full strength.
     A folder and an upload get a model card: base model, rewards, method, the held-out score before and after with its
-    paired interval, images from the same noise, and how to load it.
+    paired interval, images from the same noise, how to load it, and the keys that can change a result, without
+    addresses.
     """
     from deploy.tools.card import push, write_card
     from deploy.tools.export import LORA_SUFFIX, export_lora, export_model

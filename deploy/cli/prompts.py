@@ -23,12 +23,24 @@ def prompts(
     seed: Annotated[
         int, typer.Option(min=0, help="geneval: seed of their choice and order; the same one gives the same file.")
     ] = 0,
-    out: Annotated[Path | None, typer.Option(help="geneval, FILE.jsonl: the file to write.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="geneval: the file to write; FILE.jsonl: the copy, NAME.jsonl, whose images go into NAME_images."
+        ),
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for fetched sets; default: ~/.cache/flowcredit/prompts.")
     ] = None,
 ) -> None:
-    """Make GenEval training prompts, or fetch a published set or a file's images; without a name, list the sets."""
+    """Make GenEval training prompts, or fetch a published set or a file's images; without a name, list the sets.
+
+    It prints the keys that take its files, such as data.train=geneval.jsonl.
+
+    Content of a set with another sha256 or git id is refused; a sha256 that is not known is recorded beside the file at
+    the first fetch. Tables become text files without repeated prompts. An interrupted download goes on when you repeat
+    the command.
+    """
     from deploy.tools.prompts.sets import CACHE, SETS, fetch_set
 
     if name is None:

@@ -62,7 +62,8 @@ def train(
     tflops: Annotated[
         float | None,
         typer.Option(
-            help="With --dry-run: TFLOP/s that a device achieves (`doctor --measure`); adds seconds and GPU-hours.",
+            help="With --dry-run: TFLOP/s that a device achieves (`doctor --measure`); adds seconds (7 % of an"
+            " iteration for publication and waiting) and GPU-hours.",
             min=1e-6,
             max=1e9,
         ),

@@ -78,7 +78,8 @@ class Run:
             of: `iterations` or `evaluations`.
 
         Returns:
-            Iterations, training seconds and values, each [L], for the L lines in which the metric is a number.
+            Iterations, training seconds up to their end and values, each [L], for the L lines in which the metric is a
+            number.
         """
         lines: Lines = getattr(self, of)
         value, iteration, seconds = lines.columns(name, ITERATION, SPENT)

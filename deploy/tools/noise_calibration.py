@@ -55,7 +55,7 @@ def calibrate(
     A level is settled if it has changed its direction `FLIPS` times, has reached a limit, or its step never had a gain.
 
     Args:
-        levels: first levels, one per step; they stay above 0.
+        levels: first levels, one per step; they stay above 0: without noise a step has no gains that judge its level.
         measure: returns the gains at given levels, [trajectories, steps].
         highest: largest level that the kernel accepts.
     """
@@ -87,7 +87,8 @@ def calibrate(
 def is_balanced(gains: np.ndarray, tolerance: float) -> np.ndarray:
     """Return for each step whether its noise raised about as many rewards as it lowered: bool [steps].
 
-    The difference of two counts grows with the square root of their sum, so the tolerance does too.
+    The difference of two counts grows with the square root of their sum, so the tolerance does too (ours: the paper
+    gives no number).
     """
     difference = np.abs((gains > 0).sum(0) - (gains < 0).sum(0))
     return difference < tolerance * np.sqrt(np.isfinite(gains).sum(0) / 24)

@@ -190,6 +190,8 @@ def clean_estimate(
 ) -> Float[Tensor, "B ..."]:
     """Estimate the clean latents: x0 = x - sigma v.
 
+    Two papers write x - t x1 with an estimate x1, which contradicts their own path unless x1 means the velocity.
+
     Args:
         latents: states x [B, ...].
         velocity: v at these states [B, ...].

@@ -70,6 +70,10 @@ class FrozenParts:
 class PipelineBackbone(ABC):
     """A pipeline's frozen parts. The transformer has the dtype `model.dtype`, the VAE `model.vae_dtype`.
 
+    Five methods of a family answer for its pipeline: `encode_prompt`, `sigmas`, `_predict`, `_latent_shape` and
+    `_example_words`. It overrides `guide` if guidance is not v_u + w (v_c - v_u), `pixels` if decoding is not VAE,
+    scaling factor and shift, and `condition_size` if it takes condition images.
+
     Args:
         pipeline: a pipeline with transformer, vae and scheduler on `device`; its text encoders are not used.
         tiny_decoder: an `AutoencoderTiny` on `device` for the images of completed points; without one the VAE decodes
@@ -226,13 +230,17 @@ class PipelineBackbone(ABC):
 
     @abstractmethod
     def sigmas(self, steps: int) -> Float[Tensor, " points"]:
-        """Return the family's own schedule for T = `steps` denoising steps, [T+1]."""
+        """Return the family's own schedule for T = `steps` denoising steps, [T+1], the pipeline's bit for bit."""
 
     @abstractmethod
     def _predict(
         self, latents: Float[Tensor, "B C H W"], sigma: Float[Tensor, " B"], conditioning: Conditioning
     ) -> Float[Tensor, "B C H W"]:
-        """Return the transformer's prediction in the transformer's own precision."""
+        """Return the transformer's prediction in the transformer's own precision; packing stays inside.
+
+        The timestep is rounded as in the pipeline: FLUX and Qwen-Image round t to the dtype and again after the
+        division by 1000, SD3 and Z-Image pass float32.
+        """
 
     @abstractmethod
     def _latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:

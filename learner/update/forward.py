@@ -259,12 +259,12 @@ def likelihood(
     sigma: Float[Tensor, " B"],
     guidance: float = 1.0,
 ) -> Float[Tensor, " B"]:
-    """An estimate of the finished image's log-likelihood at one noise level (arXiv 2602.04663), in float64:
+    """An estimate of the finished image's log-likelihood at one noise level (arXiv 2602.04663):
 
         l = -mean_d (x0(v) - x0)^2 / w / G,   w = mean_d |x0(v) - x0|, without a gradient
 
     x0(v) and w as in `negative_aware`. With guidance G the error grows with G, and so does l without the
-    division.
+    division. It is float64, because the difference of two likelihoods is small.
 
     Args:
         velocity: v [B, ...].
@@ -382,7 +382,7 @@ def robust_matching(matching: Float[Tensor, " B"], *, sigma: Float[Tensor, " B"]
         s = sigma [(l + delta)^p - delta^p] / p,  l = mean_d (v - (x1 - x0))^2,  delta = 1e-10
 
     Large errors weigh less: ds/dl = sigma (l + delta)^(p - 1). Multiplied by the advantage, s has the gradient of the
-    released -A exp(-s + s without a gradient), whose ratio is always 1.
+    released -A exp(-s + s without a gradient), whose ratio is always 1, so its clip never acts.
 
     Args:
         matching: l, carries the gradient [B].

@@ -68,10 +68,12 @@ class ClusterConfig(Section):
     """Rollout actors that generate trajectories in parallel, at least 1."""
     max_restarts: int = Field(default=10, ge=0)
     """Failed actors that each pool, and the learner, may replace within `restart_window_s`; one more stops the run.
-    After one more in a reward pool its scores are missing instead, and `rewards.*.on_failure` decides."""
+    After one more in a reward pool its scores are missing instead, and `rewards.*.on_failure` decides. The first
+    restart is immediate; later pauses grow from 0.5 to 30 s."""
     restart_window_s: float = Field(default=3600.0, gt=0.0)
     """Seconds for which a failed actor counts towards `max_restarts`; an older one counts until an actor has
-    succeeded."""
+    succeeded. After three failures on a node within these seconds replacements start on other nodes, if there are any;
+    with labels or bundles only once Ray calls the node dead."""
     layout: Literal["separate", "colocated", "joint"] = "separate"
     """Who shares resources. `separate`: every actor has its own. `colocated`: each rollout actor shares its resources,
     for instance a GPU, with a learner worker, and the two take turns. Then there are as many rollout actors as learner
@@ -90,7 +92,8 @@ class ClusterConfig(Section):
     heartbeat_s: float = Field(default=60.0, gt=0.0)
     """Seconds within which a busy actor must send a heartbeat; otherwise it is replaced."""
     stop_within_s: float = Field(default=60.0, gt=0.0)
-    """Seconds that a stop waits for the update in progress; then the run ends with its newest checkpoint."""
+    """Seconds that a stop waits for the update in progress; then the run ends with its newest checkpoint. With
+    `--local` it waits for the computation in progress, however long."""
     rollout: RoleConfig = RoleConfig()
     """Resources of one rollout actor."""
     reward: RoleConfig = RoleConfig()

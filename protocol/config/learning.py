@@ -60,8 +60,9 @@ class AverageConfig(Section):
     every: Positive = 8
     """Optimizer steps between updates of the mean, at least 1."""
     repeats: Positive = 1
-    """Repetitions of each update of the mean, at least 1. Flow-GRPO's released code repeats it for each micro-batch of
-    a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4 GPUs and on one."""
+    """Repetitions of each update of the mean, at least 1; the kept share d becomes d^repeats. Flow-GRPO's released code
+    repeats it for each micro-batch of a device that one optimizer step accumulates: 2 times on 32 GPUs, 4 times on 4
+    GPUs and on one."""
 
 
 class RateDecay(Section):
@@ -69,7 +70,8 @@ class RateDecay(Section):
 
     iterations: Positive
     """Iterations until the learning rate is `to`, at least 1. It stays there, however long the run is, so a run that is
-    made longer keeps its first part."""
+    made longer keeps its first part. From 3e-3 to 5e-4 in 5: 3e-3, 2.5e-3, 2e-3, 1.5e-3, 1e-3, and 5e-4 from the sixth
+    iteration on."""
     to: float = Field(gt=0.0)
     """Learning rate after the decay, above 0 and at most `learner.learning_rate`."""
 
@@ -193,13 +195,15 @@ class LearnerConfig(Section):
     """The KL penalty."""
     norm_guard: float = Field(default=0.0, ge=0.0)
     """lambda of NormGuard, at least 0: weight of the penalty on velocities that are longer than the reference's. Length
-    is the root mean square over latent elements; 0 switches the term off. Longer velocities are a sign of reward
-    hacking that needs no second scorer: the guard `velocity_norm` warns of them wherever the reference is evaluated."""
+    is the root mean square over latent elements (ours: the paper's norm and lambda could not be read); 0 switches the
+    term off. Longer velocities are a sign of reward hacking that needs no second scorer: the guard `velocity_norm`
+    warns of them wherever the reference is evaluated."""
     average: AverageConfig = AverageConfig()
     """The running mean of the adapter."""
     probe_every: int = Field(default=50, ge=0)
-    """Iterations between probes. A probe replays one shard, which must give the rollout actor's log-probs. With
-    `group.max_lag` only the first iteration has one: later groups come from older adapters. 0 switches probes off."""
+    """Iterations between probes, of which the first iteration has one. A probe replays one shard, which must give the
+    rollout actor's log-probs. With `group.max_lag` no other iteration has one: later groups come from older adapters. 0
+    switches probes off."""
     probe_bound: float = Field(default=1e-4, ge=0.0)
     """Largest |ratio - 1| of a probe, at least 0; above it the run stops."""
 

@@ -20,7 +20,7 @@ class LoraConfig(Section):
     """Numerator of the scale alpha / rank of the adapter's output, above 0."""
     targets: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Modules of the transformer that receive the adapter, each by the end of its name, such as `attn.to_q`; at least
-    one."""
+    one. A name that finds no module is an error before the run."""
     start: str | None = None
     """Folder, file or hub id of a LoRA in diffusers' or PEFT's format that training starts from; the reference stays
     the base model."""
@@ -29,8 +29,9 @@ class LoraConfig(Section):
     the commit."""
     qkv: Literal["separate", "joined"] = "separate"
     """How the layers of queries, keys and values compute, for both rollout and learner; `joined` takes their matrices A
-    in one product and adds up the gradient of their input in place. Files are the same; results differ by rounding, on
-    a CPU by at most 1e-5 in float32 and 2 % in bfloat16 (velocity and gradients,
+    in one product and adds up the gradient of their input in place: by count 1.57 GB of memory traffic instead of 2.47
+    for forward and backward of one attention of SD3.5-Medium with 16 rows. Files are the same; results differ by
+    rounding, on a CPU by at most 1e-5 in float32 and 2 % in bfloat16 (velocity and gradients,
     `tests/flow/adapter/test_joined.py`)."""
 
     @model_validator(mode="after")
@@ -50,7 +51,8 @@ class ModelConfig(Section):
 
     path: str
     """A diffusers folder, `pkg://package/folder` inside an installed package, or a hub id such as `org/name`; a local
-    folder of that name comes first."""
+    folder of that name comes first. For a hub id HF_TOKEN opens gated models, HF_HOME names the cache, and
+    HF_HUB_OFFLINE=1 uses nothing else."""
     revision: str | None = None
     """Branch, tag or commit of a hub id in `path`; only a commit guarantees that the model never changes. A run
     keeps the commit, so every actor loads the same files, and resumes only with these. A folder has none: null."""
@@ -60,7 +62,10 @@ class ModelConfig(Section):
     scale, which is part of a checkpoint; 100 steps without one double it."""
     quantize: Literal["int8", "nf4"] | None = None
     """How the frozen transformer keeps its linear layers: `int8` in 8 bits per weight, `nf4` in 4 (QLoRA's
-    NormalFloat), both through torchao; null keeps them in `dtype`. The LoRA is float32 in every case."""
+    NormalFloat); diffusers quantises both through torchao while it reads the model. null keeps them in `dtype`. The
+    LoRA is float32 in every case. The rounding of a weight depends on its row (`nf4`: on its 64 weights) only, so every
+    actor and worker holds the same bits. Quantising FLUX.1-dev takes three minutes of a core with `int8`, ten with
+    `nf4`."""
     vae_dtype: Dtype | None = None
     """Dtype in which the VAE decodes; null takes `dtype`, as diffusers' pipelines do. An image that overflows in half
     precision is decoded again, alone and in float32."""
@@ -74,8 +79,9 @@ class ModelConfig(Section):
     attention: Literal["native", "_native_efficient", "_native_math", "cudnn", "flash3"] = "native"
     """Attention kernel, for both rollout and learner: torch's own choice or one of its kernels, by their names in
     diffusers' dispatcher (`_native_efficient` on a GPU only); in half precision on a GPU also torch's cuDNN with
-    FlashAttention's backward, or FlashAttention-3. The dispatcher's others are no choice, since their gradients differ
-    from run to run."""
+    FlashAttention's backward, or FlashAttention-3: each process first repeats a backward of them eight times, and ends
+    if a bit differs or the gradients are not torch's. The dispatcher's others are no choice, since their gradients
+    differ from run to run."""
     norms: Literal["torch", "triton"] = "torch"
     """Kernel of RMSNorm on a GPU in half precision, for both rollout and learner; `triton` takes several of the short
     rows of queries and keys at once."""
@@ -86,24 +92,25 @@ class ModelConfig(Section):
     """Width of an image in pixels; given together with `height`."""
     condition_side: Positive = 1024
     """Side in pixels of a square: condition images are resized to its area by the model's own rule, FLUX.2's only if
-    they are larger. The pipelines have 1024."""
+    they are larger. The pipelines have 1024. With `compile` each of their sizes has its own graphs."""
     max_sequence_length: Positive = 128
     """Tokens of a prompt for T5 or Qwen, at least 1; SD3 without a T5 encoder appends as many zero tokens.
     Qwen-Image-Edit cuts no prompt: there it counts in the estimate only."""
     guidance: float = Field(default=1.0, ge=1.0)
     """Classifier-free guidance weight w of the policy, at least 1, for rollout, completion, training, reference and
-    evaluation. 1 costs one forward, a higher weight two."""
+    evaluation. 1 costs one forward, a higher weight two. Z-Image's pipeline calls w - 1 its `guidance_scale`: 4 there
+    is 5 here."""
     splits_guidance: bool = False
     """Run the two branches of guidance as two forwards where their prompts differ in length. No forward then has a
     mask, which the fastest attention kernels refuse (Qwen-Image); results differ by rounding."""
     embedded_guidance: float = Field(default=3.5, ge=0.0)
     """Guidance input of a guidance-distilled model (FLUX.1-dev), at least 0; other models ignore it."""
     embedding_cache: str | None = None
-    """Folder for prompt embeddings, shared by all machines. With it the text encoders are loaded once, before the run,
-    and then freed. Each prompt is encoded alone; an actor encodes one that the folder lacks. A file's name is a hash
-    of all that its embedding depends on, such as text, encoders and dtype, so models and runs may share the folder. A
-    prompt takes 1.7 MB in half precision for SD3.5 with 128 T5 tokens, 4.2 MB for FLUX with 512. null: the actors hold
-    the text encoders."""
+    """Folder for prompt embeddings and the latents of condition images, shared by all machines. With it the text
+    encoders are loaded once, before the run, and then freed. Each prompt is encoded alone; an actor encodes one that
+    the folder lacks, and reads no other prompt's images. A file's name is a hash of all that its embedding depends on,
+    such as text, encoders and dtype, so models and runs may share the folder. A prompt takes 1.7 MB in half precision
+    for SD3.5 with 128 T5 tokens, 4.2 MB for FLUX with 512. null: the actors hold the text encoders."""
     forward_batch: Positive | None = None
     """Maximum number of states in one transformer forward; null takes all at once. Rollout and learner use the same
     number (but see `learner.batch`), so the ratio stays exactly 1; the learner's backward goes piece by piece."""
@@ -119,8 +126,9 @@ class ModelConfig(Section):
     """The learner stores one tensor of each block and recomputes the others: far less memory, one more forward."""
     compile: str | None = None
     """torch.compile backend for the transformer's blocks, such as `inductor`, which compiles in its deterministic mode,
-    so that every actor has the same code. A block that cannot be compiled ends the run. A rollout takes the memory of
-    one block more. null does not compile them."""
+    so that every actor has the same code; each node then needs a C compiler for a GPU, a C++ compiler for a CPU. A
+    block that cannot be compiled ends the run. A rollout takes the memory of one block more. null does not compile
+    them."""
     lora: LoraConfig = LoraConfig()
     """The adapter."""
 

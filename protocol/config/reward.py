@@ -38,7 +38,8 @@ class RewardConfig(Section):
 
     scorer: str
     """A built-in name such as `geneval`, a file `folder/mine.py:Class`, or an import path `package.module:Class`.
-    `rewards={…}`, and `rewards:` in a file, add to the rewards of the preset; `rewards.NAME=null` removes one."""
+    `rewards={…}`, and `rewards:` in a file with `base`, add to the rewards of the preset; `rewards.NAME=null` removes
+    one."""
     weight: float = 1.0
     """Reward weight: the factor of its score, or of its advantages, in the sum; see `credit.mixture`."""
     args: Plain = Field(default_factory=dict)
@@ -50,7 +51,8 @@ class RewardConfig(Section):
     """What the scorer gets in one call: `image`, any images; `group`, the finished images of one whole group, or, with
     `use: evaluate`, the held-out images of one prompt, which it compares. It must match what the scorer declares. With
     `group` and `use: train` only finished images may be scored (`credit.rule` uniform or tree), and evaluations skip
-    the scorer."""
+    the scorer. A group with a missing score is tried again as a whole; if the scorer raises, none of its images has a
+    score."""
     actors: Positive = 1
     """Reward actors that score in parallel, at least 1."""
     batch: Positive = 64
@@ -69,8 +71,8 @@ class RewardConfig(Section):
     on_failure: Literal["missing", "drop_group", "pause", "fail"] = "missing"
     """What happens to an image without a score after all tries. `missing` masks the two gains that need its score and
     keeps them out of statistics; `drop_group` drops the scores of its whole group; `pause` waits until the scorer works
-    again and then goes on by itself, but an image that fails while others succeed is missing; `fail` ends the run with
-    the reason."""
+    again and then goes on by itself, with a new pool if the old one used up its restarts, but an image that fails while
+    others succeed is missing; `fail` ends the run with the reason."""
     cpus: float | None = Field(default=None, ge=0.0)
     """CPUs that Ray reserves for one actor; null takes `cluster.reward.cpus`."""
     gpus: float | None = Field(default=None, ge=0.0)

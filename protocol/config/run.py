@@ -27,13 +27,15 @@ class DataConfig(Section):
     """The prompts."""
 
     train: str
-    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line."""
+    """Prompt file for training: JSON lines with a `prompt` key (GenEval metadata), or one prompt on each line. Each
+    pass takes every prompt once, in an order keyed by seed and pass."""
     heldout: str
     """Prompt file for evaluation, in the same formats; its prompts are never trained on."""
     tags: tuple[str, ...] = ()
     """Keep only prompts whose metadata `tag` is one of these; an empty list keeps all."""
     negative: str = ""
-    """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1."""
+    """Negative prompt of prompts without a `negative_prompt`; it takes effect if `model.guidance` is above 1. For
+    Qwen-Image take one space, as its model card and the preset `qwen_image_ocr` do."""
 
 
 class EvaluationConfig(Section):
@@ -57,7 +59,8 @@ class EvaluationConfig(Section):
     """Prompts whose first image is kept in `gallery/`, at least 1: the first of each kind, equally many of each. The
     score beside it is the mean over all images of the prompt."""
     height: Positive | None = None
-    """Height of an image in pixels; null takes the training's. The schedule follows the size as in training."""
+    """Height of an image in pixels; null takes the training's. Two sizes are not comparable prompt by prompt: the noise
+    is another, and the sigmas of FLUX, FLUX.2 and Qwen-Image follow the size, as in training."""
     width: Positive | None = None
     """Width of an image in pixels; given together with `height`."""
     adapter: Literal["trained", "average"] = "trained"
@@ -86,8 +89,11 @@ class CheckpointConfig(Section):
     keep_hours: float = Field(default=0.0, ge=0.0)
     """Hours for which older checkpoints are kept too; 0 keeps none of them."""
     url: str | None = None
-    """fsspec URL such as s3://bucket/run. Every checkpoint is copied there, and an empty run folder is restored from
-    it."""
+    """fsspec URL such as s3://bucket/run, of a kind whose library is installed. Every checkpoint is copied there, its
+    manifest last. A run that starts in an empty folder with the same URL and config begins at the newest whole copy,
+    with the two older checkpoints of `keep`. The gallery is not copied, so `guards.hacking` then compares with later
+    evaluations only; its message still names the best checkpoint on disk. While the store does not answer, no run
+    begins in an empty folder, so that none starts over by accident."""
 
 
 SCORE_SDES = ("flow_sde", "dance_sde")

@@ -98,15 +98,18 @@ class SamplingConfig(Section):
     """Transition of a stochastic step. `ode`: no step has noise; for the objectives of the forward process, which then
     train every step's noise level."""
     noise_level: float = 0.7
-    """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS."""
+    """a of Flow-SDE and CPS, eta of DDIM-SDE and Dance-SDE; above 0, and at most 1 for DDIM-SDE and CPS. Published are
+    0.7 for Flow-SDE and 0.3 for Dance-SDE; 0.7 for DDIM-SDE is ours."""
     noise_levels: tuple[float, ...] = ()
     """One noise level per step but the last; empty: `noise_level` for all. `flowcredit calibrate-noise` writes them.
     """
     first_step: Literal["clamp", "exclude"] = "clamp"
     """The first step of DDIM-SDE, whose std is 0 at sigma 1, so that members with shared noise would stay equal and the
-    step could not be learnt. `clamp`: use 1 - sigma_1 instead of 1 - sigma there; `exclude`: a plain ODE step."""
+    step could not be learnt. `clamp`: use 1 - sigma_1 instead of 1 - sigma there, as Flow-SDE does (ours); `exclude`: a
+    plain ODE step."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
-    """`gaussian`: the log-density; `squared`: CPS's published -(x' - mean)^2, without 1 / (2 std^2) and constants."""
+    """`gaussian`: the log-density; `squared`, for CPS only: its published -(x' - mean)^2, without 1 / (2 std^2) and
+    constants."""
     std_min: float = Field(default=0.02, ge=0.0)
     """Least std of a stochastic step, at least 0; steps with a smaller std are plain ODE steps and are not trained."""
     merge_std: float = Field(default=0.0, ge=0.0)

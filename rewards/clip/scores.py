@@ -100,7 +100,7 @@ class Diversity(ClipScorer):
     """How far an image lies from the others of its group: mean of 1 - cosine of CLIP's image features, in [0, 2].
 
     Weights: a CLIP, by default `openai/clip-vit-large-patch14` (1.7 GB). For the held-out images of a prompt, with
-    `use: evaluate`.
+    `use: evaluate`; a prompt whose images cannot be scored is left out.
 
     Worked number: images with the features (1, 0) and (0, 1) have 1 each, those of a prompt with (1, 0) twice 0; the
     mean over both prompts is ½.

@@ -19,7 +19,7 @@ NAMED = re.compile(r"(?m)^[^:\n]+:[ \t]*(-?\d+(?:\.\d+)?)[ \t]*$")
 
 
 class Judge(Protocol):
-    """Answers questions about images; several threads may use it."""
+    """Answers questions about images, at temperature 0; several threads may use it."""
 
     parallel: int
     """Questions that it answers at one time."""

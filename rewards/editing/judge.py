@@ -69,7 +69,8 @@ class EditJudge:
 
         Args:
             judge: its settings, see `rewards.editing.answers.judge_of`; by default a Qwen3-VL-8B in this process.
-            template: the release's `vie_prompts.py`, which is read and never run; None asks in words of ours.
+            template: the release's `vie_prompts.py` (folder `viescore`), which is read and never run; None asks in
+                words of ours.
 
         Raises:
             ScorerError: the judge cannot be made, or the file does not hold the texts.

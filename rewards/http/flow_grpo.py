@@ -87,7 +87,7 @@ class FlowGrpoServer:
             only_strict: sent with the request if given (GenEval's servers need it).
             unpickle: read a pickled reply, but build plain data and arrays only.
             image_format: `jpeg`, which the released servers read, or `png`, lossless, for a server that takes it.
-            quality: quality of a JPEG, 1 to 100.
+            quality: quality of a JPEG, 1 to 100; it has no chroma subsampling.
 
         Raises:
             ScorerError: a setting is out of range.

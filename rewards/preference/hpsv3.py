@@ -63,7 +63,8 @@ class HPSv3:
                 it. It is read and never run.
             model: a file `*.safetensors`, a folder that holds `HPSv3.safetensors`, or a hub id.
             base: folder, `pkg://` path or hub id of the Qwen2-VL whose config and tokenizer the weights need.
-            dtype: `bfloat16`, as the authors run it, or `float32`. The head always computes in float32.
+            dtype: `bfloat16`, as the authors run it, or `float32`, which by the weights' size takes twice the 17 GB of
+                a GPU. The head always computes in float32.
 
         Raises:
             ScorerError: weights, tokenizer or template cannot be loaded, or do not fit each other.

@@ -236,6 +236,11 @@ def test_a_key_that_is_no_text_is_refused(tmp_path: Path, key: str) -> None:
         load_config(written(tmp_path, f"{yaml.safe_dump(TREE)}{key}: 2\n"))
 
 
+def test_every_preset_takes_another_method() -> None:
+    for name in preset_names():
+        assert load_config(name, overrides=["method=flow_grpo"]).learner.objective == "clipped"
+
+
 def test_every_preset_takes_another_group_size() -> None:
     for name in preset_names():
         words = ["group.shard=null"] if name in REAL else []

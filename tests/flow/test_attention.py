@@ -169,3 +169,8 @@ def test_a_kernel_for_a_gpu_is_refused_where_it_cannot_run(
     with pytest.raises(ModelError, match=f"^model.{key}={value} needs the package"):
         require_kernels(model, "cuda")
     require_kernels(ModelConfig(path="somewhere"), "cpu")
+
+
+def test_torchs_efficient_kernel_is_refused_without_a_gpu() -> None:
+    with pytest.raises(ModelError, match="^model.attention=_native_efficient needs GPUs"):
+        require_kernels(ModelConfig(path="somewhere", attention="_native_efficient"), "cpu")

@@ -160,7 +160,8 @@ def test_a_micro_batch_neither_reads_back_nor_copies_over(
         losses.detached()
     if where == PLAYED:  # on a GPU, kernels of attention keep a random state in host memory and read nothing back
         assert found == []
-    assert waits <= ({"transformer_qwenimage.py"} if family == "qwen_image" else set()), "diffusers copies one number"
+    copied = {"transformer_qwenimage.py"} if family == "qwen_image" else set()
+    assert waits <= copied, "diffusers copies one number if prompts differ in length"
     assert any(parameter.grad is not None for parameter in lora.parameters.values())
 
 

@@ -3,16 +3,18 @@
     python3 -m benchmarks.speed.slot slot.jsonl                    # 420 s at most, without Ray
     python3 -m benchmarks.speed.slot slot.jsonl --ray              # 400 s at most: tests and a run on Ray
     python3 -m benchmarks.speed.slot slot.jsonl compiled flux      # only these parts
-    python3 -m benchmarks.speed.slot tiny.jsonl --device cpu --tiny
+    python3 -m benchmarks.speed.slot tiny.jsonl --device cpu --tiny --slower 10    # a rehearsal without a GPU
 
 Each part runs in a process of its own with a time limit. After each the results file gets a line of JSON: its name,
 seconds, limit, device, torch's version, its figures and, if it did not end well, why. A part that is stopped keeps the
 figures that it had found. `slot.log` beside the results holds what the parts print. A part for which too little of the
 whole time is left is left out; a shorter one after it may still run.
 
-It runs with any interpreter that has torch and the packages around it (`tests/support/worlds/bare.py` lists them), and
-what `benchmarks/speed/slot/wheels.txt` lists. To a machine without a package index that travels as files, 32 MiB beside
-the 23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made small:
+It runs without make, with any interpreter that has torch (2.11 to 2.13) and the packages around it
+(`tests/support/worlds/bare.py` lists them), and what `benchmarks/speed/slot/wheels.txt` lists; so does
+`python3 -m pytest -m gpu`, with pytest-xdist and pytest-timeout. To a machine without a package index that travels as
+files, 32 MiB beside the 23 MiB of this tree; for `--ray` what `wheels_ray.txt` lists, 28 MiB, with Ray's wheel made
+small:
 
     download="python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --constraint constraints.txt \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \

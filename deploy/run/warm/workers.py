@@ -52,9 +52,10 @@ def has_forks(config: RunConfig) -> bool:
     They can on Linux, on a cluster that the run starts itself, unless one of these holds:
 
     - an actor has a GPU, which a library may open before the fork;
-    - a reward's `runtime_env`, a hook of Ray or `uv run` decides how workers start;
-    - other packages have the names of ours;
-    - OpenBLAS would have several threads, since it reads their number only once.
+    - a reward's `runtime_env`, RAY_RUNTIME_ENV_HOOK or `uv run` decides how workers start;
+    - the working folder or Python's path has a package with the name of one of ours;
+    - OpenBLAS would have several threads, since it reads their number only once: with two CPUs an actor, or with
+      OMP_NUM_THREADS or OPENBLAS_NUM_THREADS.
     """
     reserved = (
         config.cluster.rollout.reserved,

@@ -2,6 +2,8 @@
 
 Qwen2.5-VL reads the images with the text. As latents they follow the tokens of the image that is made. With
 transformers 5, diffusers' pipelines number the image tokens in Qwen2.5-VL like words (its issue 14194); ours does not.
+Where torchvision is installed a pipeline resizes the images for Qwen2.5-VL with it instead of Pillow, which differs by
+rounding.
 """
 
 from collections.abc import Sequence
