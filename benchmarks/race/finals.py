@@ -144,6 +144,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
     means = {key: mean_curve(seeds, ("scores", "seconds", "diversity")) for key, seeds in members.items()}
     rivals = (mean["scores"][-1] for (name, _), mean in means.items() if name in RIVALS)
     rival = max(rivals, default=math.inf)
+    equal = min(mean["seconds"][-1] for mean in means.values())
     rows = []
     for (variant, tuned), seeds in members.items():
         mean = means[variant, tuned]
@@ -156,7 +157,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
                 "seconds to the goal": arrival(mean["seconds"], mean["scores"], goal),
                 "iterations to it": arrival(mean["iterations"], mean["scores"], goal),
                 "seconds to the best rival's end": arrival(mean["seconds"], mean["scores"], rival),
-                "score after equal seconds": score_at(mean, "seconds", min(cell["seconds"][-1] for cell in own)),
+                "score after equal seconds": score_at(mean, "seconds", equal),
                 "end": mean["scores"][-1],
                 "second scorer": statistics.fmean(cell["second"][-1] for cell in seeds),
                 "diversity": mean["diversity"][-1],

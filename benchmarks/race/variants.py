@@ -80,9 +80,15 @@ VARIANTS: Mapping[str, Variant] = {
         "stepwise_tree",
         ("group.size=36", *SHORT_TAIL, "learner.learning_rate=3e-3", "learner.decay={iterations: 45, to: 5e-4}"),
     ),
-    "stepwise_tree, groups of 36, short tail, lr=0.0015, decay": Variant(  # half its rate: more diverse
-        "stepwise_tree",
-        ("group.size=36", *SHORT_TAIL, "learner.learning_rate=1.5e-3", "learner.decay={iterations: 45, to: 5e-4}"),
+    **{  # lower rates: more diverse
+        f"stepwise_tree, groups of 36, short tail, lr={rate}, decay": Variant(
+            "stepwise_tree",
+            ("group.size=36", *SHORT_TAIL, f"learner.learning_rate={rate}", "learner.decay={iterations: 45, to: 5e-4}"),
+        )
+        for rate in (0.0015, 0.001, 0.0008)
+    },
+    "stepwise_tree, groups of 36, short tail, lr=0.001": Variant(
+        "stepwise_tree", ("group.size=36", *SHORT_TAIL, "learner.learning_rate=1e-3")
     ),
     **{f"{name}, groups of 36": Variant(name, ("group.size=36",)) for name in ("awm", "dgpo")},  # does it help rivals?
     "awm, decay": Variant("awm", ("learner.decay={iterations: 35, to: 5e-4}",)),
