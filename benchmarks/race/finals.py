@@ -144,7 +144,7 @@ def rows_of(cells: Sequence[Mapping[str, Any]], setting: str, reward: str) -> li
     means = {key: mean_curve(seeds, ("scores", "seconds", "diversity")) for key, seeds in members.items()}
     rivals = (mean["scores"][-1] for (name, _), mean in means.items() if name in RIVALS)
     rival = max(rivals, default=math.inf)
-    equal = min(mean["seconds"][-1] for mean in means.values())
+    equal = min((mean["seconds"][-1] for mean in means.values()), default=math.inf)
     rows = []
     for (variant, tuned), seeds in members.items():
         mean = means[variant, tuned]

@@ -68,6 +68,13 @@ def test_the_table_has_the_quickest_first_and_the_score_after_equal_seconds(tmp_
     assert elbo["diversity at the best rival's end"] == elbo["diversity"]
 
 
+def test_three_equal_seeds_have_a_score_after_equal_seconds(tmp_path: Path) -> None:
+    for seed in range(3):
+        written(tmp_path, Cell("elbo", seed, "geneval"), [0.4] * 10 + [0.5], pace=5.56288)  # rounds down in a mean of 3
+    (row,) = rows_of(all_cells(tmp_path, tmp_path / "none"), "tuned", "geneval")
+    assert row["score after equal seconds"] == row["end"] == 0.5
+
+
 def test_an_own_cell_replaces_the_published_one(tmp_path: Path) -> None:
     out = tmp_path / "report" / "race.json"
     written(tmp_path / "old", Cell("elbo", 0, "geneval"), [0.4, 0.5], pace=4.0)
