@@ -246,10 +246,11 @@ def _learner(config: RunConfig, policy: FlowPolicy, lora: Lora, setup: Setup) ->
     pairs()
     wait()
     first = time.perf_counter() - began
+    # Before the optimizer moves the adapter, by however little.
+    deviations = [float((log_probs().detach() - drawn).abs().max()) for _ in range(REPLAYS)]
     kinds = milliseconds_by_kind(pairs, device=setup.device)
     with peak_memory() as memory:
         seconds = seconds_of(update, rounds=setup.rounds)
-    deviations = [float((log_probs().detach() - drawn).abs().max()) for _ in range(REPLAYS)]
     figures = {
         "learner, first forward and batch s": first,
         "learner, pairs/s": 8 * batch / seconds,
